@@ -1,0 +1,222 @@
+"""The engine: requests in, tokens out. The only place that commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from redraft.config import EngineConfig
+from redraft.engine.request import Event, FinishReason, Generation, Request, Status
+from redraft.engine.scheduler import Plan, Scheduler, Work
+from redraft.errors import ConfigError, RequestError
+from redraft.loading import TextStream, Tokenizer
+from redraft.models import Model
+from redraft.ops import Array, Ops
+from redraft.runner import Runner
+from redraft.speculate import Drafter, DraftQuery, NoDraft, accept, choose
+from redraft.state import Buffer, Window
+
+
+class Engine:
+    """Runs requests on the slots of one model. Not thread-safe; the caller drives it step by step."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        ops: Ops,
+        *,
+        tokenizer: Tokenizer | None = None,
+        drafter: Drafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.spec = model.spec
+        self._ops = ops
+        self._runner = Runner(model, config, ops)
+        self._drafter = drafter if drafter is not None else NoDraft()
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._scheduler = Scheduler(
+            num_slots=config.num_slots,
+            max_context=config.max_context,
+            depth=config.depth,
+            prefill_chunk=config.prefill_chunk,
+        )
+        self._num_submitted = 0
+        if config.max_context > model.spec.max_context:
+            raise ConfigError(
+                f"context {config.max_context} exceeds the model's {model.spec.max_context}: ask for less"
+            )
+
+    def submit(self, request: Request) -> Generation:
+        """Queue a request. Raises `RequestError` if it can never be served."""
+        self._check(request)
+        ends = frozenset(request.params.stop_tokens)
+        if self._tokenizer is not None and not request.params.ignore_eos:
+            ends |= frozenset(self._tokenizer.eos_tokens)
+        decoder = TextStream(self._tokenizer) if self._tokenizer is not None else None
+        generation = Generation(self._num_submitted, request, decoder, ends, self._clock())
+        self._num_submitted += 1
+        self._scheduler.add(generation)
+        return generation
+
+    def _check(self, request: Request) -> None:
+        vocab, limit = self.spec.vocab_size, self.config.max_context
+        params = request.params
+        if not request.tokens:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        for token in (*request.tokens, *params.logit_bias, *params.stop_tokens):
+            if not 0 <= token < vocab:
+                raise RequestError(f"token {token} is outside the model's vocabulary of {vocab}")
+        if len(request.tokens) >= limit:
+            raise RequestError(
+                f"the prompt's {len(request.tokens)} tokens leave no room in the context of {limit}: "
+                "shorten it or raise the context"
+            )
+        if request.depth is not None and not 0 <= request.depth <= self.config.depth:
+            raise RequestError(f"depth {request.depth} is outside the engine's 0 to {self.config.depth}")
+        if params.stop_strings and self._tokenizer is None:
+            raise RequestError(
+                "stop strings need a tokenizer, which this model does not have: use stop tokens"
+            )
+
+    def cancel(self, generation: Generation) -> None:
+        """End a generation now; its slot is free. Nothing else changes."""
+        if generation.status is not Status.FINISHED:
+            generation.finish(FinishReason.CANCELLED)
+            self._scheduler.release(generation, num_consumed=0)
+
+    def close_session(self, session: str) -> None:
+        """Give up the state that a slot keeps for a session."""
+        self._scheduler.close_session(session)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return self._scheduler.has_work
+
+    def step(self) -> list[Event]:
+        """Schedule, draft, forward, accept, commit, emit.
+
+        An exception while drafting or in the forward pass loses nothing: the next step tries again.
+        """
+        plan = self._schedule()
+        try:
+            drafts = self._draft(plan)
+            logits = self._runner.forward(_windows(plan, drafts)) if plan.work else []
+        except BaseException:
+            self._restart(plan)
+            raise
+        tokens = [self._accept(*part) for part in zip(plan.work, drafts, logits, strict=True)]
+        events, num_consumed = self._append(plan, drafts, tokens)
+        self._commit([work.slot for work in plan.work], num_consumed)
+        return self._emit(plan, events)
+
+    def _schedule(self) -> Plan:
+        plan = self._scheduler.schedule()
+        for slot in plan.fresh_slots:
+            self._runner.pool.reset(slot)
+            self._drafter.reset(slot)
+        return plan
+
+    def _restart(self, plan: Plan) -> None:
+        """After an interrupted pass: verify windows left no trace; prompts that moved a state begin again."""
+        for work in plan.work:
+            self._drafter.reset(work.slot)
+            if work.prompt or self.config.depth == 0:
+                self._runner.pool.reset(work.slot)
+                work.generation.start(num_cached=0)
+
+    def _draft(self, plan: Plan) -> list[list[int]]:
+        asked = [work for work in plan.work if work.generation.request.depth != 0 and self.config.depth]
+        queries = [
+            DraftQuery(
+                work.slot, work.generation.tokens, work.generation.num_prompt, work.generation.request.params,
+                work.max_draft,
+            )
+            for work in asked
+        ]  # fmt: skip
+        proposed = dict(zip((work.slot for work in asked), self._drafter.propose(queries), strict=True))
+        return [proposed.get(work.slot, [])[: work.max_draft] for work in plan.work]
+
+    def _accept(self, work: Work, draft: Sequence[int], logits: Array) -> list[int] | None:
+        """The target's tokens for one window; None where the model's logits are no numbers."""
+        if not work.gives_token:
+            return []
+        if not np.isfinite(logits).all():
+            return None
+        generation = work.generation
+        return accept(
+            draft,
+            lambda i: choose(
+                logits[i],
+                generation.request.params,
+                [*generation.tokens, *draft[:i]],
+                generation.num_prompt,
+                self._ops,
+            ),
+        )
+
+    def _append(
+        self, plan: Plan, drafts: Sequence[Sequence[int]], tokens: Sequence[list[int] | None]
+    ) -> tuple[list[Event], list[int]]:
+        """Give tokens to their generations → news, and how many window tokens each has thereby consumed."""
+        now = self._clock()
+        events, num_consumed = [], []
+        for work, draft, emitted in zip(plan.work, drafts, tokens, strict=True):
+            generation = work.generation
+            kept, shown = 0, ""
+            if emitted is None:
+                generation.finish(FinishReason.ERROR, "the model's logits are not finite numbers")
+            for token in emitted or []:
+                if generation.status is Status.FINISHED:
+                    break
+                shown += generation.append(token, now, self.config.max_context)
+                kept += 1
+            if not work.prompt:
+                generation.num_steps += 1
+                generation.num_drafted += len(draft)
+                generation.num_accepted += min(kept, len(draft), max(len(emitted or []) - 1, 0))
+            events.append(Event(generation, (emitted or [])[:kept], shown, generation.finish_reason))
+            num_consumed.append(len(work.prompt) or max(kept, 1))
+        return events, num_consumed
+
+    def _commit(self, slots: list[int], num_consumed: list[int]) -> None:
+        for part in (self._runner, self._drafter):
+            part.commit(slots, num_consumed)
+
+    def _emit(self, plan: Plan, events: list[Event]) -> list[Event]:
+        for work in plan.work:
+            generation = work.generation
+            generation.num_prefilled += len(work.prompt)
+            if generation.status is Status.FINISHED:
+                healthy = generation.finish_reason is not FinishReason.ERROR
+                consumed = int(self._runner.pool.position[work.slot]) if healthy else 0
+                self._scheduler.release(generation, consumed)
+            elif work.gives_token:
+                generation.status = Status.DECODING
+        return [event for event in events if event.tokens or event.text or event.finish_reason]
+
+    def run(self) -> list[Event]:
+        """Step until all requests are finished → all news."""
+        events: list[Event] = []
+        while self.has_work:
+            events += self.step()
+        return events
+
+    def buffers(self) -> list[Buffer]:
+        """Every buffer of the engine and its drafter."""
+        return [*self._runner.buffers(), *self._drafter.buffers()]
+
+
+def _windows(plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Window]:
+    """Prompt chunks are consumed in full; a window to verify is the last token and the draft."""
+    return [
+        Window(work.slot, work.prompt, num_logits=int(work.gives_token), advance=True)
+        if work.prompt
+        else Window(work.slot, [work.generation.tokens[-1], *draft], num_logits=1 + len(draft))
+        for work, draft in zip(plan.work, drafts, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""What a model is, in numbers: enough to size its memory without its weights. Also the view of state a model
+gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from redraft.ops import Array, IntArray
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's KV rows. With `latent`, values are the first `value_dim` numbers of the key row, stored
+    once.
+    """
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    latent: bool = False
+
+
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """One layer's recurrent state [HV, K, V], its decay (K numbers a head, or 1) and its conv window [W−1,
+    C].
+    """
+
+    num_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    decay_dim: int
+    conv_channels: int
+    conv_width: int
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """The state that one layer keeps: attention rows, a recurrent state, or both."""
+
+    attention: AttentionSpec | None = None
+    recurrent: RecurrentSpec | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What every family has. A family's own numbers are in its subclass."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    max_context: int
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """How many layers carry a state that cannot be truncated."""
+        return sum(layer.recurrent is not None for layer in self.layers)
+
+
+class StateView(Protocol):
+    """A model's access to the state of one forward pass: rows go in, rows come out, committed state stays as
+    it is.
+
+    `positions` [B] holds the place of each row in its sequence.
+    """
+
+    @property
+    def positions(self) -> IntArray:
+        """Position of each row in its own sequence. [B]"""
+
+    def short_conv(self, layer: int, x: Array, weight: Array) -> Array:
+        """Causal conv over each row's window and history, then SiLU: x [B, C], weight [C, W] → [B, C]."""
+
+    def delta_rule(self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+        """The delta rule: q, k [B, H, K], v [B, HV, V], decay [B, HV, Kd], beta [B, HV] → [B, HV, V]."""
+
+    def attention(self, layer: int, q: Array, k: Array, v: Array | None, scale: float) -> Array:
+        """Causal attention: q [B, H, K], k [B, G, K], v [B, G, V], or None for latent rows → [B, H, V]."""
+
+
+class Model(Protocol):
+    """Weights and arithmetic of one model; knows nothing of slots, drafts or requests."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model in numbers."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+
+    def forward(self, tokens: IntArray, view: StateView, rows: IntArray) -> Array:
+        """Run tokens [B] → logits [len(rows), vocab] of the chosen rows."""

@@ -1,0 +1,183 @@
+"""The arithmetic. Arrays in, arrays out: no op knows a configuration, a request or a model.
+
+`Ops` is the one table of operations; every implementation has these signatures, and `reference` is their
+specification. Two rules hold for each op, bit for bit: a row's result depends on that row and its own history
+alone, never on the other rows or on how many there are; and nothing is modified except what the docstring
+names.
+
+Shape letters: B rows of all windows together, N windows, S slots, H query/key heads, HV value heads, K key
+dim, V value dim, Kd decay dim (K, or 1 for one decay a head), C channels, W conv width, R records.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redraft.config import ComputeType
+from redraft.ops.raw import RawTensor
+
+Array = NDArray[Any]
+IntArray = NDArray[np.int64]
+Matrix = Any  # a weight matrix as an implementation keeps it; made by `Ops.matrix`, opaque to everyone else
+
+
+class Activation(NamedTuple):
+    """A gated activation. `swiglu`: silu(a)·b. `situ`: both branches soft-capped, by `beta` and
+    `linear_beta`.
+    """
+
+    kind: Literal["swiglu", "situ"]
+    beta: float = 0.0
+    linear_beta: float = 0.0
+
+
+SWIGLU = Activation("swiglu")
+
+
+class Windows(NamedTuple):
+    """Which rows belong to which slot: window n has rows `starts[n]:starts[n + 1]` on `slots[n]`."""
+
+    slots: IntArray  # [N]
+    starts: IntArray  # [N + 1]
+
+
+class Records(NamedTuple):
+    """What one token did to a state, enough to do it again: S ← diag(decay) S + k uᵀ."""
+
+    decay: Array  # [S, R, HV, Kd]
+    k: Array  # [S, R, H, K]
+    u: Array  # [S, R, HV, V]
+
+
+class Ops(Protocol):
+    """The table. See `redraft.ops.reference` for what each op computes."""
+
+    def matrix(self, raw: RawTensor, compute: ComputeType) -> Matrix:
+        """Take a weight matrix [.., N, K] into the form that `linear`, `embed` and `experts` want."""
+
+    def matrix_bytes(self, matrix: Matrix) -> int:
+        """Bytes that a matrix occupies."""
+
+    def embed(self, table: Matrix, tokens: IntArray) -> Array:
+        """Rows of an embedding table."""
+
+    def linear(self, x: Array, w: Matrix, bias: Array | None = None) -> Array:
+        """Matrix product with a weight matrix."""
+
+    def head_linear(self, x: Array, w: Array) -> Array:
+        """One small matrix per head."""
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Root-mean-square norm over the last axis."""
+
+    def l2_norm(self, x: Array, eps: float) -> Array:
+        """Scale the last axis to length one."""
+
+    def sigmoid(self, x: Array) -> Array:
+        """Logistic function."""
+
+    def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
+        """Gated activation of an MLP."""
+
+    def kda_decay(self, f: Array, neg_exp_a: Array, lower_bound: float | None) -> Array:
+        """Decay factors of Kimi Delta Attention."""
+
+    def rope(self, x: Array, positions: IntArray, inv_freq: Array) -> Array:
+        """Rotary embedding."""
+
+    def short_conv(self, x: Array, weight: Array, history: Array, starts: IntArray) -> Array:
+        """Causal depthwise convolution over each window and what came before it, then SiLU."""
+
+    def delta_scan(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        decay: Array,
+        beta: Array,
+        *,
+        windows: Windows,
+        state: Array,
+        records: Records | None,
+        num_folded: IntArray,
+        num_replayed: IntArray,
+        advance: NDArray[np.bool_],
+    ) -> Array:
+        """The delta rule, token by token, over one state a slot and its records."""
+
+    def delta_scan_planes(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        decay: Array,
+        beta: Array,
+        *,
+        windows: Windows,
+        planes: Array,
+        tail: Records,
+        plane: IntArray,
+        advance: NDArray[np.bool_],
+        last: IntArray,
+    ) -> Array:
+        """The delta rule, token by token, writing the state after every token to a plane of its own."""
+
+    def attention(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        *,
+        windows: Windows,
+        positions: IntArray,
+        scale: float,
+    ) -> Array:
+        """Causal softmax attention of each row over its slot's positions up to its own."""
+
+    def route(
+        self, logits: Array, bias: Array | None, *, top_k: int, scale: float, normalise: bool
+    ) -> tuple[IntArray, Array]:
+        """Choose experts and their weights."""
+
+    def experts(
+        self,
+        x: Array,
+        ids: IntArray,
+        weights: Array,
+        *,
+        gate: Matrix,
+        up: Matrix,
+        down: Matrix,
+        activation: Activation,
+    ) -> Array:
+        """Weighted sum of the chosen experts' MLPs, in rank order."""
+
+    def mix_streams(self, streams: list[Array], score_weight: Array, eps: float) -> Array:
+        """Softmax mixture of residual streams (attention residuals)."""
+
+    def gumbel_noise(self, seed: int, position: int, size: int) -> Array:
+        """Standard Gumbel noise, a pure function of (seed, position, index)."""
+
+
+def choose() -> Ops:
+    """The implementation in use."""
+    from redraft.ops import reference  # noqa: PLC0415  (reference imports the types above)
+
+    return reference
+
+
+__all__ = [
+    "SWIGLU",
+    "Activation",
+    "Array",
+    "IntArray",
+    "Matrix",
+    "Ops",
+    "RawTensor",
+    "Records",
+    "Windows",
+    "choose",
+]

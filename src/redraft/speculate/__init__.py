@@ -1,0 +1,7 @@
+"""Guessing tokens, choosing tokens, and telling whether a guess was right."""
+
+from redraft.speculate.accept import accept
+from redraft.speculate.drafters import Drafter, DraftModel, DraftQuery, NGram, NoDraft, Stateless
+from redraft.speculate.sampling import choose
+
+__all__ = ["DraftModel", "DraftQuery", "Drafter", "NGram", "NoDraft", "Stateless", "accept", "choose"]

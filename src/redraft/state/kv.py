@@ -1,0 +1,73 @@
+"""Attention rows by slot and position. A row beyond a slot's committed length is never read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from redraft.models import AttentionSpec
+from redraft.ops import Array, Ops
+from redraft.state.batch import Batch
+from redraft.state.buffers import Buffer, allocate
+
+
+def kv_buffers(layer: int, spec: AttentionSpec, max_context: int, kv_type: str) -> tuple[Buffer, ...]:
+    """The buffers of one layer, for one slot. Latent rows hold keys only."""
+    keys = Buffer(f"keys.{layer}", "KV", (max_context, spec.num_kv_heads, spec.key_dim), kv_type)
+    if spec.latent:
+        return (keys,)
+    return keys, Buffer(f"values.{layer}", "KV", (max_context, spec.num_kv_heads, spec.value_dim), kv_type)
+
+
+class KVCache:
+    """Keys and values [S, context, G, dim] of each attention layer."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, AttentionSpec],
+        ops: Ops,
+        *,
+        num_slots: int,
+        max_context: int,
+        kv_type: str,
+        fill: int | None,
+    ) -> None:
+        self._specs = layers
+        self._ops = ops
+        self._arrays = {
+            layer: [allocate(b, num_slots, fill) for b in kv_buffers(layer, spec, max_context, kv_type)]
+            for layer, spec in layers.items()
+        }
+
+    def attention(self, layer: int, q: Array, k: Array, v: Array | None, scale: float, batch: Batch) -> Array:
+        """Write the rows of all windows at their positions, then attend: see `StateView.attention`."""
+        keys, values = self._keys_values(layer)
+        for n, slot in enumerate(batch.slots):
+            rows = batch.rows(n)
+            at = slice(int(batch.positions[rows.start]), int(batch.positions[rows.stop - 1]) + 1)
+            keys[slot, at] = k[rows]
+            if v is not None:
+                values[slot, at] = v[rows]
+        return self._ops.attention(
+            q, keys, values, windows=batch.windows, positions=batch.positions, scale=scale
+        )
+
+    def _keys_values(self, layer: int) -> tuple[Array, Array]:
+        spec, arrays = self._specs[layer], self._arrays[layer]
+        if spec.latent:
+            return arrays[0], arrays[0][..., : spec.value_dim]
+        return arrays[0], arrays[1]
+
+    def read(self, slot: int, length: int) -> dict[str, Array]:
+        """Copies of a slot's first `length` rows."""
+        names = ("keys", "values")
+        return {
+            f"{name}.{layer}": array[slot, :length].copy()
+            for layer, arrays in self._arrays.items()
+            for name, array in zip(names, arrays, strict=False)
+        }
+
+    def write(self, slot: int, length: int, rows: Mapping[str, Array]) -> None:
+        """Put rows that `read` returned into a slot."""
+        for layer, arrays in self._arrays.items():
+            for name, array in zip(("keys", "values"), arrays, strict=False):
+                array[slot, :length] = rows[f"{name}.{layer}"]
