@@ -15,23 +15,17 @@ from redraft.engine.request import Generation, Status
 
 
 class Work(NamedTuple):
-    """One generation's part of a step: prompt tokens to consume, or (with none) a window to verify."""
+    """One generation's part of a step, fixed when the step is scheduled.
+
+    Prompt tokens to consume, or (with none) a window to verify with at most `max_draft` guesses. `gives_token`: the
+    step ends in a new token; always, but for a prompt that goes on.
+    """
 
     generation: Generation
+    slot: int
     prompt: list[int]
+    gives_token: bool
     max_draft: int
-
-    @property
-    def slot(self) -> int:
-        """The slot it runs on."""
-        assert self.generation.slot is not None, "scheduled work has a slot"
-        return self.generation.slot
-
-    @property
-    def gives_token(self) -> bool:
-        """Whether the step ends in a new token: always, but for a prompt that goes on."""
-        generation = self.generation
-        return not self.prompt or generation.num_prefilled + len(self.prompt) == generation.prefill_end
 
 
 class Parked(NamedTuple):
@@ -80,14 +74,17 @@ class Scheduler:
         fresh = self._admit()
         budget = self._prefill_chunk
         work = []
-        for generation in self._running.values():
+        for slot, generation in self._running.items():
             if generation.status is Status.DECODING:
-                work.append(Work(generation, [], self._max_draft(generation)))
+                draft = self._max_draft(generation)
+                work.append(Work(generation, slot, [], gives_token=True, max_draft=draft))
             elif budget > 0:
                 first = generation.num_prefilled
-                prompt = generation.tokens[first : min(first + budget, generation.prefill_end)]
-                budget -= len(prompt)
-                work.append(Work(generation, prompt, 0))
+                end = min(first + budget, generation.prefill_end)
+                budget -= end - first
+                last = end == generation.prefill_end
+                prompt = generation.tokens[first:end]
+                work.append(Work(generation, slot, prompt, gives_token=last, max_draft=0))
         return Plan(fresh, work)
 
     def _max_draft(self, generation: Generation) -> int:

@@ -4,17 +4,18 @@ formats.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from redraft.config import ComputeType
 from redraft.errors import ModelFileError
 from redraft.loading import gguf, safetensors, tokenizer
-from redraft.loading.fetch import fetch, resolve
+from redraft.loading.packaged import fetch, resolve
 from redraft.loading.tokenizer import TextStream, Tokenizer
 from redraft.models import Family, Metadata, Model, ModelSpec, TensorSource, family_for_gguf, family_for_hf
 from redraft.models.weights import Renamed
-from redraft.ops import Ops
+from redraft.ops import Ops, RawTensor
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,49 @@ class ModelFile:
         """A short name for tables."""
         return self.path.stem if self.path.is_file() else self.path.name
 
-    def load(self, ops: Ops, compute: ComputeType = "float32") -> Model:
-        """Read the weights."""
-        return self._family.build(self.spec, self._source, ops, compute)
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors `load` will read."""
+        return len(self._source.names())
+
+    def load(
+        self, ops: Ops, compute: ComputeType = "float32", on_tensor: Callable[[], None] = lambda: None
+    ) -> Model:
+        """Read the weights; `on_tensor` is called after each."""
+        return self._family.build(self.spec, _Counted(self._source, on_tensor), ops, compute)
+
+    def require_same_vocabulary(self, draft: ModelFile) -> None:
+        """Raise unless a token means the same to a draft model as to this one."""
+        if self.tokenizer is not None and draft.tokenizer is not None:
+            same = self.tokenizer.vocabulary() == draft.tokenizer.vocabulary()
+        else:
+            same = self.spec.vocab_size == draft.spec.vocab_size
+        if not same:
+            raise ModelFileError(
+                f"draft model '{draft.name}' has another vocabulary than '{self.name}': "
+                "its tokens would mean something else; use a draft model of the same family"
+            )
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, or an error that says why there is none."""
         if self.tokenizer is None:
             raise ModelFileError(f"{self.path}: {self.why_no_tokenizer}")
         return self.tokenizer
+
+
+class _Counted:
+    """A source that reports each read."""
+
+    def __init__(self, source: TensorSource, on_tensor: Callable[[], None]) -> None:
+        self._source = source
+        self._on_tensor = on_tensor
+        self.names = source.names
+
+    def read(self, name: str) -> RawTensor:
+        """See `TensorSource`."""
+        tensor = self._source.read(name)
+        self._on_tensor()
+        return tensor
 
 
 def open_model(model: str | Path) -> ModelFile:

@@ -59,6 +59,10 @@ class Tokenizer:
         """Number of tokens, special ones included."""
         return int(self._base.get_vocab_size())
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's text and number."""
+        return dict(self._base.get_vocab())
+
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         """Tokens of a text; with `start`, after the token that begins a sequence if the model has one."""
         tokens = [int(t) for t in self._base.encode(text, add_special_tokens=False).ids]

@@ -94,7 +94,9 @@ class DraftModel:
     that step.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, ops: Ops) -> None:
+    def __init__(self, model: Model, config: EngineConfig, ops: Ops, vocab_size: int | None = None) -> None:
+        """`vocab_size`: of the target, where padding makes them differ; only shared tokens are proposed."""
+        self._num_shared = min(model.spec.vocab_size, vocab_size or model.spec.vocab_size)
         self._runner = Runner(model, config, ops)
         self._chunk = config.prefill_chunk
         self._ops = ops
@@ -106,7 +108,8 @@ class DraftModel:
         drafts: list[list[int]] = [[] for _ in queries]
         windows: dict[int, Window] = {}  # by query
         for i, query in enumerate(queries):
-            pending = list(query.tokens[int(self._runner.pool.position[query.slot]) :])
+            unseen = query.tokens[int(self._runner.pool.position[query.slot]) :]
+            pending = [min(token, self._num_shared - 1) for token in unseen]
             if query.max_draft and len(pending) <= 2:
                 windows[i] = Window(query.slot, pending, num_logits=1)
             elif behind := pending[:-1][: self._chunk]:
@@ -128,7 +131,9 @@ class DraftModel:
                     continue
                 query = queries[i]
                 context = [*query.tokens, *drafts[i]]
-                drafts[i].append(choose(rows[-1], query.params, context, query.num_prompt, self._ops))
+                drafts[i].append(
+                    choose(rows[-1][: self._num_shared], query.params, context, query.num_prompt, self._ops)
+                )
                 if len(drafts[i]) < query.max_draft:
                     following[i] = Window(query.slot, drafts[i][-1:], num_logits=1)
             windows, extend = following, True

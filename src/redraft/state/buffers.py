@@ -62,3 +62,12 @@ def bytes_by_category(buffers: Iterable[Buffer]) -> dict[str, int]:
     for buffer in buffers:
         totals[buffer.category] = totals.get(buffer.category, 0) + buffer.num_bytes
     return totals
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,5 @@
+"""`python -m redraft`."""
+
+from redraft.cli import main
+
+main()

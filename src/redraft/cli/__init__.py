@@ -1,0 +1,54 @@
+"""The command line: one file a command. A user's mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from redraft import __version__
+from redraft.cli import decide, fetch, generate
+from redraft.errors import RedraftError
+
+app = typer.Typer(
+    name="redraft",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("decide")(decide.decide)
+app.command("generate")(generate.generate)
+app.command("fetch")(fetch.fetch)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"redraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Speculative decoding for hybrid recurrent language models: exact rollback, counted memory, the
+    decision.
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except RedraftError as error:
+        Console(stderr=True, highlight=False).print(f"[red]error:[/] {error}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output is gone
+        sys.stderr.close()
+        sys.exit(1)

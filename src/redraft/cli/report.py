@@ -1,0 +1,154 @@
+"""What `redraft decide` prints and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from redraft.cli.tables import bytes_table
+from redraft.decide import ArmPlan, RunResult, Summary, Verdict, judge, summarise
+from redraft.decide.summary import reference_texts
+from redraft.decide.verdict import as_mapping
+from redraft.errors import ConfigError
+from redraft.state import format_bytes
+
+
+def print_plan(console: Console, plan: ArmPlan, setting: Mapping[str, Any]) -> None:
+    """What will be measured, before it is."""
+    config = plan.speculation.config
+    console.print(
+        f"{setting['model']}, draft {setting['draft']}, depth {config.depth}, {config.policy}; "
+        f"{setting['num_tasks']} tasks, context {config.max_context}, {config.num_slots} slots",
+        soft_wrap=True,
+    )
+    for arm in plan.arms:
+        console.print(f"  {arm.name:<15} {arm.config.num_slots:>3} slots  {format_bytes(arm.num_bytes):>12}")
+    if plan.extra_slots == 0:
+        console.print(
+            f"  speculation's {format_bytes(plan.extra_bytes)} buy no further slot "
+            f"({format_bytes(plan.slot_bytes)}): 'more slots' repeats the first arm and shows the noise",
+            soft_wrap=True,
+        )
+
+
+def report(
+    console: Console,
+    plan: ArmPlan,
+    alone: list[RunResult],
+    full: list[RunResult],
+    *,
+    whole: bool,
+    json_out: Path | None,
+    setting: dict[str, Any],
+) -> None:
+    """Print tables and verdict, write the JSON file; exit with 1 where texts differ, 130 where interrupted."""
+    reference = reference_texts(alone[0])
+    summaries = [summarise(run, reference) for run in (*alone, *full)]
+    verdict = judge(plan, alone, full) if whole else None
+    _print_summaries(console, summaries)
+    by_arm = {summary.arm: summary.peak_bytes for summary in summaries}
+    console.print(bytes_table("bytes by buffer", by_arm))
+    if verdict is None:
+        console.print("[yellow]interrupted:[/] no verdict from part of the queue")
+    else:
+        console.print(f"[bold]verdict: {verdict.decision}[/] — {verdict.reason}", soft_wrap=True)
+    if json_out is not None:
+        _write_json(json_out, setting, plan, summaries, verdict)
+    if verdict is None:
+        raise typer.Exit(130)
+    if any("text differs" in summary.failures for summary in summaries):
+        Console(stderr=True).print("[red]texts differ between arms:[/] run 'redraft verify' and report this")
+        raise typer.Exit(1)
+
+
+def _print_summaries(console: Console, summaries: Sequence[Summary]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    heads = (
+        "arm",
+        "conc.",
+        "done",
+        "tasks/h",
+        "task s",
+        "p90",
+        "TTFT s",
+        "TPOT ms",
+        "drafted",
+        "accepted",
+        "tok/step",
+    )
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
+    for s in summaries:
+        table.add_row(
+            s.arm,
+            str(s.concurrency),
+            f"{s.num_completed}/{s.num_tasks}",
+            f"{s.tasks_per_hour:.0f}",
+            _number(s.task_s_median, 2),
+            _number(s.task_s_p90, 2),
+            _number(s.ttft_s_median, 2),
+            _number(None if s.tpot_s_median is None else 1000 * s.tpot_s_median, 1),
+            str(s.num_drafted),
+            f"{s.num_accepted}" + (f" ({s.num_accepted / s.num_drafted:.0%})" if s.num_drafted else ""),
+            _number(s.tokens_per_step, 2),
+        )
+    console.print(table)
+    for s in summaries:
+        for cause, count in s.failures.items():
+            console.print(f"  {s.arm}, concurrency {s.concurrency}: {count} × {cause}", style="yellow")
+    resident = max(s.resident_bytes for s in summaries)
+    console.print(
+        f"resident set of the process, with the state of all arms: {format_bytes(resident)}", style="dim"
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def require_writable(target: Path) -> None:
+    """Raise now if the figures cannot be written later."""
+    if str(target) != "-" and (target.is_dir() or not os.access(target.parent, os.W_OK)):
+        raise ConfigError(f"cannot write {target}: name a file in a folder that exists and is writable")
+
+
+def _write_json(
+    target: Path,
+    setting: dict[str, Any],
+    plan: ArmPlan,
+    summaries: Sequence[Summary],
+    verdict: Verdict | None,
+) -> None:
+    text = json.dumps(
+        {
+            **setting,
+            "arms": [
+                {"name": arm.name, "slots": arm.config.num_slots, "bytes": arm.num_bytes} for arm in plan.arms
+            ],
+            "extra_bytes": plan.extra_bytes,
+            "slot_bytes": plan.slot_bytes,
+            "extra_slots": plan.extra_slots,
+            "runs": [asdict(summary) for summary in summaries],
+            "verdict": None if verdict is None else as_mapping(verdict),
+        },
+        indent=2,
+    )
+    if str(target) == "-":
+        typer.echo(text)
+        return
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        Path(name).replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
