@@ -11,7 +11,9 @@ class AlwaysWrong(Stateless):
     """Proposes tokens that a random model hardly ever chooses."""
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[list[int]]:
-        return [[(31 * query.tokens[-1] + 7 * i + 3) % 264 for i in range(query.max_draft)] for query in queries]
+        return [
+            [(31 * query.tokens[-1] + 7 * i + 3) % 264 for i in range(query.max_draft)] for query in queries
+        ]
 
 
 class EverySecondStep(NGram):
@@ -27,7 +29,9 @@ class EverySecondStep(NGram):
 
 
 class Prophet(Stateless):
-    """Knows what will come, and is right for 0, 1, 2 … tokens in turn before it errs: every accept count occurs."""
+    """Knows what will come, and is right for 0, 1, 2 … tokens in turn before it errs: every accept count
+    occurs.
+    """
 
     def __init__(self, futures: Sequence[Sequence[int]]) -> None:
         self._futures = [list(future) for future in futures]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TABLE, model, model_file
 
+from conftest import TABLE, model, model_file
 from redraft.config import EngineConfig, SamplingParams
 from redraft.decide import (
     Arm,
@@ -66,7 +66,10 @@ GOOD = {"id": "a", "turns": [{"content": "x", "max_tokens": 3}]}
         ({"turns": [{"content": "x", "max_tokens": 0}]}, "not 0"),
         ({"turns": [{"content": "x", "max_tokens": 2.5}]}, r"not 2\.5"),
         ({"turns": [{"content": "x", "max_tokens": True}]}, "not True"),
-        ({"turns": [{"content": "x", "max_tokens": 1, "latency_s": -1}]}, "'latency_s' must be a number from 0"),
+        (
+            {"turns": [{"content": "x", "max_tokens": 1, "latency_s": -1}]},
+            "'latency_s' must be a number from 0",
+        ),
         ({"turns": [{"content": "x", "max_tokens": 1, "tool": "y"}]}, "unknown key 'tool'"),
     ],
 )
@@ -90,11 +93,15 @@ def test_faulty_task_files_are_named(tmp_path: Path) -> None:
 
 
 def task(name: str, *turns: Turn, kind: str = "coding", system: str = "") -> Task:
-    return Task(name, kind, system, turns or (Turn("the thin " * 5, 0, 6, 0.0), Turn("in the end", 0, 5, 0.3)))
+    return Task(
+        name, kind, system, turns or (Turn("the thin " * 5, 0, 6, 0.0), Turn("in the end", 0, 5, 0.3))
+    )
 
 
 def test_a_conversation_extends_its_own_tokens() -> None:
-    """The next prompt is all tokens so far plus what the template puts between; the text is the template's own."""
+    """The next prompt is all tokens so far plus what the template puts between; the text is the template's
+    own.
+    """
     tokenizer = model_file("kimi_k3").require_tokenizer()
     made = Conversation(task("a", system="be brief"), tokenizer, 264)
     first = made.first()
@@ -132,7 +139,9 @@ def test_arms_spend_the_same_bytes() -> None:
     assert plan.extra_bytes == sum(rollback.values()) - sum(without.values()) > 0
     assert plan.extra_slots == plan.extra_bytes // plan.slot_bytes >= 1
     assert plan.more_slots.config.num_slots == 4 + plan.extra_slots
-    assert plan.more_slots.num_bytes <= plan.speculation.num_bytes < plan.more_slots.num_bytes + plan.slot_bytes
+    assert (
+        plan.more_slots.num_bytes <= plan.speculation.num_bytes < plan.more_slots.num_bytes + plan.slot_bytes
+    )
     assert [arm.config.depth for arm in plan.arms] == [0, 7, 0]
 
 
@@ -140,7 +149,9 @@ def test_a_budget_buys_slots_or_is_refused() -> None:
     spec, config = model("llama").spec, EngineConfig(num_slots=2, max_context=64, depth=3)
     plan = plan_arms(spec, config, weight_bytes=0, draft_buffers=[])
     assert (plan.extra_bytes, plan.extra_slots) == (0, 0)  # attention rows alone cost nothing to roll back
-    rich = plan_arms(spec, config, weight_bytes=0, draft_buffers=[], budget=plan.plain.num_bytes + 3 * plan.slot_bytes)
+    rich = plan_arms(
+        spec, config, weight_bytes=0, draft_buffers=[], budget=plan.plain.num_bytes + 3 * plan.slot_bytes
+    )
     assert rich.extra_slots == 3
     with pytest.raises(ConfigError, match=r"budget of 5 bytes is below the \d+ that speculation needs"):
         plan_arms(spec, config, weight_bytes=0, draft_buffers=[], budget=5)
@@ -160,7 +171,9 @@ def test_an_arm_s_clock_stands_while_others_run() -> None:
     assert clock() == still + 5
 
 
-def run_queue(tasks: list[Task], family: str = "kimi_k3", **settings: Any) -> tuple[ArmPlan, list[list[RunResult]]]:
+def run_queue(
+    tasks: list[Task], family: str = "kimi_k3", **settings: Any
+) -> tuple[ArmPlan, list[list[RunResult]]]:
     config = EngineConfig(**{"num_slots": 3, "max_context": 192, "depth": 3, **settings})
     plan = plan_arms(model(family).spec, config, weight_bytes=0, draft_buffers=[])
     tokenizer = model_file(family).require_tokenizer()
@@ -179,7 +192,9 @@ def run_queue(tasks: list[Task], family: str = "kimi_k3", **settings: Any) -> tu
 
 
 def test_every_arm_gives_the_same_texts() -> None:
-    tasks = [task(f"t{i}") for i in range(5)] + [task("r", Turn("", 20, 6, 0.0), Turn("", 9, 6, 0.1), kind="random")]
+    tasks = [task(f"t{i}") for i in range(5)] + [
+        task("r", Turn("", 20, 6, 0.0), Turn("", 9, 6, 0.1), kind="random")
+    ]
     plan, runs = run_queue(tasks)
     reference = reference_texts(runs[0][0])
     assert sorted(reference) == sorted(t.name for t in tasks)
@@ -228,7 +243,8 @@ def test_an_interrupt_keeps_what_there_is() -> None:
 def turn(tokens: tuple[int, ...] = (1, 2, 3), **changes: Any) -> TurnResult:
     values = {
         "tokens": tokens, "text": "", "finish_reason": "length", "submitted_s": 1.0, "first_token_s": 1.5,
-        "last_token_s": 2.5, "num_prompt": 4, "num_cached": 0, "num_drafted": 4, "num_accepted": 1, "num_steps": 1,
+        "last_token_s": 2.5, "num_prompt": 4, "num_cached": 0, "num_drafted": 4, "num_accepted": 1,
+        "num_steps": 1,
     }  # fmt: skip
     return TurnResult(**(values | changes))
 
@@ -282,7 +298,11 @@ def fake_plan(extra_slots: int) -> ArmPlan:
 def test_verdicts(alone: float, full: float, more: float, decision: str) -> None:
     """Times relative to the arm without speculation; 25 tasks with 10 % noise each."""
     at_one = [result(noisy(1, 1), 1), result(noisy(alone, 2), 1), result(noisy(1, 3), 1, name="more slots")]
-    at_four = [result(noisy(4, 4), 4), result(noisy(4 * full, 5), 4), result(noisy(4 * more, 6), 4, name="more slots")]
+    at_four = [
+        result(noisy(4, 4), 4),
+        result(noisy(4 * full, 5), 4),
+        result(noisy(4 * more, 6), 4, name="more slots"),
+    ]
     verdict = judge(fake_plan(extra_slots=1), at_one, at_four)
     assert verdict.decision == decision
     assert "speculation costs 1.00 GiB, which buys 1 more slot;" in verdict.reason
@@ -306,6 +326,8 @@ def test_an_interval_needs_more_than_one_task() -> None:
     reference = reference_texts(result([1.0], 1))
     comparison = compare(result([1.0], 1), result([2.0], 1), reference)
     assert (comparison.ratio, comparison.decision) == (2.0, "undecided")
-    nothing = compare(result([1.0, 1.0], 1, wrong=2), result([1.0, 1.0], 1), reference_texts(result([1.0, 1.0], 1)))
+    nothing = compare(
+        result([1.0, 1.0], 1, wrong=2), result([1.0, 1.0], 1), reference_texts(result([1.0, 1.0], 1))
+    )
     assert (nothing.ratio, nothing.decision) == (0.0, "drop")
     assert math.isfinite(nothing.high)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from conftest import FILLS, POLICIES, RECURRENT_FAMILIES, TABLE, model, model_file, tokens
 from drafters import AlwaysWrong, EverySecondStep, Prophet
-
 from redraft.config import EngineConfig, SamplingParams
 from redraft.engine import Engine, FinishReason, Generation, Request
 from redraft.errors import ConfigError, RequestError
@@ -79,9 +79,7 @@ def drafter_for(case: Case, config: EngineConfig) -> Drafter:
 
 def all_pairs(rng: random.Random) -> list[Case]:
     """Cases in which every value of every axis meets every value of every other axis."""
-    wanted = {
-        (a, x, b, y) for a, b in itertools.combinations(AXES, 2) for x in AXES[a] for y in AXES[b]
-    }
+    wanted = {(a, x, b, y) for a, b in itertools.combinations(AXES, 2) for x in AXES[a] for y in AXES[b]}
     cases = []
     while wanted:
         tries = [{axis: rng.choice(values) for axis, values in AXES.items()} for _ in range(60)]
@@ -138,7 +136,9 @@ def test_prompts_of_several_equal_chunks(chunk: int) -> None:
 
 
 def test_a_draft_model_of_itself_is_always_right() -> None:
-    """With shared noise, also at a temperature and with penalties: the drafter samples what the target samples."""
+    """With shared noise, also at a temperature and with penalties: the drafter samples what the target
+    samples.
+    """
     for temperature, params in SETTINGS.items():
         config = EngineConfig(num_slots=1, max_context=160, depth=3)
         made = Engine(model("kimi_k3"), config, TABLE, drafter=DraftModel(model("kimi_k3"), config, TABLE))
@@ -159,7 +159,9 @@ def test_seeds_differ_and_repeat() -> None:
 
 
 def test_more_requests_than_slots(family: str, policy: str) -> None:
-    """Slots are reused, on memory that was dirty from the start and is dirtier now; some requests are cancelled."""
+    """Slots are reused, on memory that was dirty from the start and is dirtier now; some requests are
+    cancelled.
+    """
     made = engine(family, NGram(3, 1), num_slots=2, depth=3, policy=policy, fill=0xFF, prefill_chunk=5)
     order = [0, 1, 2, 3] * 3
     generations = [made.submit(Request(tokens=PROMPTS[i], params=GREEDY)) for i in order]
@@ -180,7 +182,9 @@ def test_per_request_depth_and_parameters_in_one_batch() -> None:
     made = engine("kimi_k3", NGram(3, 1), num_slots=4, depth=7)
     mixed = [
         made.submit(Request(tokens=prompt, params=params, depth=depth))
-        for prompt, params, depth in zip(PROMPTS, (GREEDY, SAMPLED, GREEDY, SAMPLED), (0, 1, 7, None), strict=True)
+        for prompt, params, depth in zip(
+            PROMPTS, (GREEDY, SAMPLED, GREEDY, SAMPLED), (0, 1, 7, None), strict=True
+        )
     ]
     made.run()
     assert [g.output for g in mixed] == [
@@ -193,7 +197,11 @@ def test_the_output_ends_exactly_at_its_limits() -> None:
     """max_tokens, and the end of the context, also in the middle of an accepted draft."""
     truth = plain("kimi_k3", 0)[0]
     for limit in (1, 2, 5, 19):
-        made = engine("kimi_k3", DraftModel(model("kimi_k3"), EngineConfig(num_slots=1, max_context=160), TABLE), depth=7)
+        made = engine(
+            "kimi_k3",
+            DraftModel(model("kimi_k3"), EngineConfig(num_slots=1, max_context=160), TABLE),
+            depth=7,
+        )
         generation = made.submit(Request(tokens=PROMPTS[0], params=SamplingParams(max_tokens=limit)))
         made.run()
         assert (generation.output, generation.finish_reason) == (truth[:limit], FinishReason.LENGTH)
@@ -222,7 +230,9 @@ def test_a_stop_inside_an_accepted_draft() -> None:
 
 
 def test_stop_strings_and_streamed_text() -> None:
-    """The text ends before the stop string, however tokens and steps cut it, and streams without a hint of it."""
+    """The text ends before the stop string, however tokens and steps cut it, and streams without a hint of
+    it.
+    """
     whole = engine("kimi_k3")
     full = whole.submit(Request(tokens=PROMPTS[0], params=SamplingParams(max_tokens=40)))
     streamed = "".join(event.text for event in whole.run())
@@ -266,12 +276,12 @@ def test_a_session_goes_on_where_its_slot_is(family: str, policy: str, depth: in
 
 
 def test_a_session_that_turns_elsewhere_starts_anew() -> None:
-    """An edited, shortened or identical prompt cannot use the state; nor can one whose slot was needed by another."""
-    made = engine("kimi_k3", num_slots=1)
-    first = made.submit(Request(tokens=PROMPTS[0], params=GREEDY, session="a"))
-    made.run()
-    held = first.tokens[:-1]
+    """An edited, shortened or identical prompt cannot use the state; nor can one whose slot was needed."""
+    held = [*PROMPTS[0], *plain("kimi_k3", 0)[0]][:-1]
     for prompt in ((*PROMPTS[0][:-1], 5), PROMPTS[0][:6], tuple(held)):
+        made = engine("kimi_k3", num_slots=1)
+        made.submit(Request(tokens=PROMPTS[0], params=GREEDY, session="a"))
+        made.run()
         generation = made.submit(Request(tokens=prompt, params=GREEDY, session="a"))
         made.run()
         assert generation.num_cached == 0
@@ -280,6 +290,21 @@ def test_a_session_that_turns_elsewhere_starts_anew() -> None:
     again = made.submit(Request(tokens=(*held, 9), params=GREEDY, session="a"))
     made.run()
     assert again.num_cached == 0
+
+
+@pytest.mark.parametrize("depth", [0, 7])
+def test_a_session_goes_on_after_a_stop_inside_an_accepted_draft(policy: str, depth: int) -> None:
+    """Tokens after the stop were verified and accepted, and are no part of the state."""
+    truth = plain("kimi_k3", 0)[0]
+    made = engine("kimi_k3", Prophet([[*PROMPTS[0], *truth]]), depth=depth, policy=policy)
+    params = replace(GREEDY, stop_tokens=(truth[9],))
+    first = made.submit(Request(tokens=PROMPTS[0], params=params, session="a"))
+    made.run()
+    longer = (*first.tokens, 3, 1, 4)
+    second = made.submit(Request(tokens=longer, params=GREEDY, session="a"))
+    made.run()
+    assert second.num_cached == len(first.tokens) - 1
+    assert second.output == outputs(engine("kimi_k3"), GREEDY, [longer])[0]
 
 
 class Failing(Stateless):
@@ -316,7 +341,9 @@ def test_a_failing_drafter_loses_nothing(policy: str) -> None:
 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_failing_pass_loses_nothing(policy: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception inside the model: prompts in flight start again, windows to verify are simply verified again."""
+    """An exception inside the model: prompts in flight start again, windows to verify are simply verified
+    again.
+    """
     target = model("kimi_k3")
     whole, calls = target.forward, itertools.count()
 
@@ -347,7 +374,10 @@ def test_logits_that_are_no_numbers_end_their_request_only(monkeypatch: pytest.M
     made = engine("kimi_k3", num_slots=2)
     long, short = (made.submit(Request(tokens=PROMPTS[i], params=GREEDY)) for i in (0, 1))
     made.run()
-    assert (long.finish_reason, long.error) == (FinishReason.ERROR, "the model's logits are not finite numbers")
+    assert (long.finish_reason, long.error) == (
+        FinishReason.ERROR,
+        "the model's logits are not finite numbers",
+    )
     assert short.output == plain("kimi_k3", 0)[1]
 
 
@@ -399,7 +429,7 @@ def test_absurd_configurations_are_refused(settings: dict[str, Any], message: st
         EngineConfig(**settings)
 
 
-def test_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts() -> None:
     """Steps, drafts and acceptances of a run whose every accept count is known."""
     truth = plain("kimi_k3", 0)[0]
     made = engine("kimi_k3", Prophet([[*PROMPTS[0], *truth]]), depth=3)

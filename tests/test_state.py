@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import FILLS, RECURRENT_FAMILIES, TABLE, model, runner, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import FILLS, RECURRENT_FAMILIES, TABLE, model, runner, tokens
 from redraft.config import EngineConfig
 from redraft.errors import StateError
 from redraft.models import LayerSpec, ModelSpec, RecurrentSpec
@@ -81,7 +81,7 @@ def test_an_exception_between_layers(
     policy_class = policy_named(policy)
     whole = policy_class.delta_rule
 
-    def failing(self, layer, *args):  # noqa: ANN001, ANN002, ANN202
+    def failing(self, layer, *args):
         if layer == failing_layer:
             raise MemoryError
         return whole(self, layer, *args)
@@ -148,7 +148,9 @@ def test_a_slot_does_not_touch_another(family: str, policy: str) -> None:
     made = prefilled(family, policy=policy)
     parked = made.pool.read(1).digest()
     for step in range(6):
-        made.forward([Window(0, TEXT[step : step + 3], num_logits=0), Window(2, TEXT[step : step + 1], num_logits=0)])
+        made.forward(
+            [Window(0, TEXT[step : step + 3], num_logits=0), Window(2, TEXT[step : step + 1], num_logits=0)]
+        )
         made.commit([0, 2], [1 + step % 3, 1])
     assert made.pool.read(1).digest() == parked
 
@@ -186,8 +188,8 @@ def test_any_sequence_of_rounds(data: st.DataObject) -> None:
         for slot in slots:
             prompt = data.draw(st.booleans()) and len(history[slot]) < 60
             length = data.draw(st.integers(1, 20 if prompt else depth + 1))
-            windows.append(Window(slot, data.draw(st.lists(st.integers(0, 263), min_size=length, max_size=length)),
-                                  num_logits=0, advance=prompt))  # fmt: skip
+            drawn = data.draw(st.lists(st.integers(0, 263), min_size=length, max_size=length))
+            windows.append(Window(slot, drawn, num_logits=0, advance=prompt))
         made.forward(windows)
         if not any(window.advance for window in windows) and data.draw(st.booleans()):
             continue  # dropped
@@ -247,7 +249,7 @@ def test_the_pool_allocates_what_it_declares(family: str, policy: str, kv_type: 
 
 
 def test_bfloat16_rows_are_exact_too(policy: str) -> None:
-    """A window reads its own rows back as stored, so that verifying equals decoding in this format as well."""
+    """A window reads its own rows back as stored, so that verifying equals decoding here as well."""
     made = prefilled("kimi_k3", policy=policy, kv_type="bfloat16")
     whole = made.forward([Window(1, TEXT[:6], num_logits=6)])[0]
     for i in range(6):
@@ -257,12 +259,14 @@ def test_bfloat16_rows_are_exact_too(policy: str) -> None:
 
 
 KIMI_K3_LAYER = RecurrentSpec(96, 96, 128, 128, 128, 3 * 96 * 128, 4)
-KIMI_K3 = ModelSpec(  # the 69 recurrent layers of the published configuration; attention rows are another matter
-    model_type="kimi_k3",
-    vocab_size=163_840,
-    hidden_size=7168,
-    max_context=1_048_576,
-    layers=(LayerSpec(recurrent=KIMI_K3_LAYER),) * 69,
+KIMI_K3 = (
+    ModelSpec(  # the 69 recurrent layers of the published configuration; attention rows are another matter
+        model_type="kimi_k3",
+        vocab_size=163_840,
+        hidden_size=7168,
+        max_context=1_048_576,
+        layers=(LayerSpec(recurrent=KIMI_K3_LAYER),) * 69,
+    )
 )
 
 

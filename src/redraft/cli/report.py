@@ -50,7 +50,7 @@ def report(
     json_out: Path | None,
     setting: dict[str, Any],
 ) -> None:
-    """Print tables and verdict, write the JSON file; exit with 1 where texts differ, 130 where interrupted."""
+    """Print tables and verdict, write the JSON file; exit with 1 if texts differ, 130 if interrupted."""
     reference = reference_texts(alone[0])
     summaries = [summarise(run, reference) for run in (*alone, *full)]
     verdict = judge(plan, alone, full) if whole else None

@@ -17,8 +17,8 @@ from redraft.engine.request import Generation, Status
 class Work(NamedTuple):
     """One generation's part of a step, fixed when the step is scheduled.
 
-    Prompt tokens to consume, or (with none) a window to verify with at most `max_draft` guesses. `gives_token`: the
-    step ends in a new token; always, but for a prompt that goes on.
+    Prompt tokens to consume, or (with none) a window to verify with at most `max_draft` guesses.
+    `gives_token`: the step ends in a new token; always, but for a prompt that goes on.
     """
 
     generation: Generation

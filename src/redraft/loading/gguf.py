@@ -104,6 +104,8 @@ class GGUFFile:
             metadata[key] = cursor.value(cursor.scalar("I"))
         infos = [self._tensor_header(cursor, path) for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelFileError(f"{path}: 'general.alignment' is {alignment!r}: the file is damaged")
         start = math.ceil(cursor.at / alignment) * alignment
         for info in infos:
             end = start + info.offset + info.num_bytes

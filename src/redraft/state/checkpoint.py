@@ -91,12 +91,10 @@ class Checkpoint(RollbackPolicy):
         )
 
     def commit(self, slot: int, num_consumed: int, num_proposed: int) -> bool:
-        """Keep the state if all was consumed; else restore the copy and ask for the consumed tokens again."""
+        """Keep the state if all was consumed; else ask for the consumed tokens again, from the copy."""
         if num_consumed == num_proposed:
             self._open[slot] = False
-            return True
-        self._restore(slot)
-        return False
+        return num_consumed == num_proposed
 
     def read(self, layer: int, slot: int) -> LayerState:
         """A copy of the committed value."""
