@@ -63,4 +63,4 @@ def compare_engines(spec: PlanSpec, settings: PlanSettings) -> tuple[list[Plan],
 def compare_depths(spec: PlanSpec, settings: PlanSettings) -> list[Plan]:
     """The same engine at depth 0, 1, 3, … and the depth of `settings`."""
     depths = sorted({d for d in (0, 1, 3, 7, 15) if d < settings.depth} | {settings.depth})
-    return [plan(spec, replace(settings, depth=depth)) for depth in depths]
+    return [plan(spec, settings.at_depth(depth)) for depth in depths]

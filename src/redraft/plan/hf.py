@@ -55,7 +55,7 @@ def _kinds(config: Metadata, recurrent: str) -> list[bool]:
 
 
 def _kimi(config: Metadata) -> Layers:
-    """KDA and latent attention; KDA in `linear_attn_config` (older files) or by `linear_*` keys (newer ones)."""
+    """KDA and latent attention; older files say `linear_attn_config`, newer ones `linear_*`."""
     linear, num_layers = Metadata(config.get("linear_attn_config", {})), config.integer("num_hidden_layers")
     if linear.values:
         spec = layers.kda(
@@ -173,7 +173,8 @@ def _attention(config: Metadata) -> Layers:
 _PLAIN = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3",
-    "gpt_oss": "gpt-oss", "smollm3": "smollm3", "olmo2": "olmo2", "glm4": "glm4", "glm4_moe": "glm4moe", "phi3": "phi3",
+    "gpt_oss": "gpt-oss", "smollm3": "smollm3", "olmo2": "olmo2", "glm4": "glm4", "glm4_moe": "glm4moe",
+    "phi3": "phi3",
     "granite": "granite", "granitemoe": "granitemoe",
 }  # fmt: skip
 

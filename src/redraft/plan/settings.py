@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from redraft.config import EngineConfig
 from redraft.errors import ConfigError
-from redraft.plan.spec import PlanSpec
 from redraft.plan.sizes import TYPE_BYTES
+from redraft.plan.spec import PlanSpec
 
 EngineName = Literal["redraft", "llama.cpp", "vllm", "sglang"]
 ENGINES: tuple[EngineName, ...] = ("redraft", "llama.cpp", "vllm", "sglang")
@@ -105,6 +105,12 @@ class PlanSettings:
             f"{self.engine} does not split heads over devices; plan it with --tp 1, "
             "or choose --engine vllm or sglang",
         )
+
+    def at_depth(self, depth: int) -> PlanSettings:
+        """The same with another depth; at 0 there is no drafter."""
+        if depth:
+            return replace(self, depth=depth)
+        return replace(self, depth=0, drafter=None, draft_spec=None)
 
     @property
     def rollback(self) -> str:

@@ -1,5 +1,5 @@
-"""What SGLang allocates (`memory_pool.py`): a pool of states, sized for running requests and the prefix cache,
-with one row to spare; and for each running request, again with one to spare, what speculation needs.
+"""What SGLang allocates (`memory_pool.py`): a pool of states for running requests and the prefix cache, with
+one row to spare; and for each running request, again with one to spare, what speculation needs.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ _UNITS = {
 TYPE_BYTES = {
     "float32": Fraction(4), "f32": Fraction(4), "float16": Fraction(2), "f16": Fraction(2),
     "bfloat16": Fraction(2), "bf16": Fraction(2), "fp8": Fraction(1), "int8": Fraction(1),
-    "q8_0": Fraction(34, 32), "q6_k": Fraction(210, 256), "q5_k": Fraction(176, 256), "q5_1": Fraction(24, 32),
-    "q5_0": Fraction(22, 32), "q4_k": Fraction(144, 256), "q4_1": Fraction(20, 32), "q4_0": Fraction(18, 32),
-    "iq4_nl": Fraction(18, 32), "mxfp4": Fraction(17, 32), "nvfp4": Fraction(9, 16),
+    "q8_0": Fraction(34, 32), "q6_k": Fraction(210, 256), "q5_k": Fraction(176, 256),
+    "q5_1": Fraction(24, 32), "q5_0": Fraction(22, 32), "q4_k": Fraction(144, 256),
+    "q4_1": Fraction(20, 32), "q4_0": Fraction(18, 32), "iq4_nl": Fraction(18, 32),
+    "mxfp4": Fraction(17, 32), "nvfp4": Fraction(9, 16),
 }  # fmt: skip
 
 
@@ -49,9 +50,9 @@ def gib(num_bytes: int | Fraction) -> str:
 
 
 def human(num_bytes: int | Fraction) -> str:
-    """A size for a sentence or a table: one decimal, in the unit that fits."""
+    """A size for a sentence or a table: one decimal, in GiB from 0.1 GiB on."""
     for unit, name in ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
-        if num_bytes >= unit:
+        if num_bytes >= (unit if unit != GIB else GIB / 10):
             return f"{float(num_bytes / unit):.1f} {name}"
     return f"{float(num_bytes / 2**10):.1f} KiB"
 

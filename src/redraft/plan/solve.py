@@ -50,6 +50,8 @@ class Trade:
     def words(self) -> str:
         """The clause for a sentence, such as `12.1 GiB on llama.cpp: 27 more slots without it`."""
         where = "here" if self.engine == "redraft" else f"on {self.engine}"
+        if not self.cost_bytes:
+            return f"nothing {where}"
         slots = "1 slot" if self.more_slots == 1 else f"{self.more_slots} more slots without it"
         return f"{human(self.cost_bytes)} {where}: {slots if self.more_slots else 'less than a slot'}"
 
@@ -91,7 +93,7 @@ def trade(spec: PlanSpec, settings: PlanSettings) -> Trade:
 
     The drafter's own memory counts as a cost of speculation; compute buffers, which are estimates, do not.
     """
-    without = _without_drafter(replace(settings, depth=0))
+    without = settings.at_depth(0)
     spent = _held_bytes(plan(spec, settings))
     cost = spent - _held_bytes(plan(spec, without))
     more = most_slots(spec, without, spent, _held_bytes) - settings.slots
@@ -120,7 +122,7 @@ def frontier(
         Point(slots, context, depth, plan(spec, replace(setting, slots=slots)).total_bytes)
         for depth in _depths(settings)
         for context in _contexts(spec, settings)
-        for setting in [_without_drafter(replace(settings, context=context, depth=depth))]
+        for setting in [replace(settings.at_depth(depth), context=context)]
         if (slots := most_slots(spec, setting, usable))
     ]
     return Frontier(
@@ -132,7 +134,7 @@ def _require_weights_fit(spec: PlanSpec, settings: PlanSettings, budget: int, us
     weights = sum(count for group, count in plan(spec, settings).group_bytes().items() if "weights" in group)
     if weights > usable:
         raise ConfigError(
-            f"a budget of {human(budget)} leaves {human(usable)} after the margin, but the weights alone take "
+            f"a budget of {human(budget)} leaves {human(usable)} after the margin, but weights take "
             f"{human(weights)}; use a larger budget, smaller weights or more devices (--tp)"
         )
 
@@ -146,10 +148,6 @@ def _contexts(spec: PlanSpec, settings: PlanSettings) -> list[int]:
     wanted = {asked // 4, asked // 2, asked, asked * 2, asked * 4}
     lowest = min(asked, DEFAULTS.max_context, 256)
     return sorted(c for c in wanted if c == asked or lowest <= c <= spec.max_context)
-
-
-def _without_drafter(settings: PlanSettings) -> PlanSettings:
-    return settings if settings.depth else replace(settings, drafter=None, draft_spec=None)
 
 
 def _is_beaten(point: Point, points: list[Point]) -> bool:

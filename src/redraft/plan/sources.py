@@ -89,7 +89,7 @@ def _with_weights(spec: PlanSpec, weights: str, parameters: int) -> PlanSpec:
         size, basis = parse_size(weights), "size given with --weights"
     elif not parameters:
         raise ConfigError(
-            f"--weights {weights}: the number of parameters of '{spec.name}' is not known; give a size, like 17GiB"
+            f"--weights {weights}: how many parameters '{spec.name}' has is not known; give a size like 17GiB"
         )
     else:
         size, basis = (

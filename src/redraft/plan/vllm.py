@@ -67,7 +67,7 @@ def attention_token_bytes(layer: PlanLayer, settings: PlanSettings) -> int:
 
 
 def state_type(spec: PlanSpec, settings: PlanSettings) -> Fraction:
-    """Bytes a number of recurrent state: KDA always float32; else as the configuration asks, or the model's."""
+    """Bytes a number of recurrent state: float32 for KDA or where the configuration asks; else 2."""
     if settings.state_type is not None:
         return TYPE_BYTES[settings.state_type]
     return Fraction(4 if spec.rule == "kda" or spec.float32_state else CONV_BYTES)
@@ -129,14 +129,14 @@ def plan_parts(spec: PlanSpec, settings: PlanSettings) -> Parts:
         *weight_terms(spec, settings),
         _kv_term("KV blocks", "KV", list(spec.attention), settings, geometry),
         Term("recurrent state", "recurrent state", rows * geometry.state_bytes, "layers × requests × state"),
-        Term("conv windows", "conv", rows * geometry.conv_bytes, "layers × requests × (W − 1) × channels × 2 B"),
+        Term("conv windows", "conv", rows * geometry.conv_bytes, "layers × requests × (W − 1)·C × 2 B"),
         Term(
             "conv widening", "rollback", held * geometry.widening_bytes,
             "depth × channels × 2 B in every page",
         ),
-        Term("speculative blocks", "rollback", (held - rows) * one, "num_speculative_blocks × (state + conv)"),
+        Term("speculative blocks", "rollback", (held - rows) * one, "depth × requests × (state + conv)"),
         Term("records", "rollback", held * geometry.record_bytes, "(1 + depth) records a page"),
-        Term("page padding", "page padding", held * geometry.padding_bytes, "page − (conv + state + records)"),
+        Term("page padding", "page padding", held * geometry.padding_bytes, "pages × (page − what it holds)"),
         *_draft_terms(spec, settings, geometry),
         _compute_term(spec, settings),
     ]  # fmt: skip
