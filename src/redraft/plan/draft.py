@@ -43,8 +43,10 @@ def check_drafter(spec: PlanSpec, settings: PlanSettings) -> None:
         )
 
 
-def drafter_notes(settings: PlanSettings) -> list[str]:
-    """What is left out of a plan because the drafter is not known."""
+def drafter_notes(spec: PlanSpec, settings: PlanSettings) -> list[str]:
+    """What is left out of a plan because it is not known of the drafter."""
+    if settings.drafter == "mtp" and spec.weights and not spec.weight_bytes(mtp=True):
+        return ["the weights of the MTP layers are not known apart from the model's"]
     if settings.drafter in ("eagle3", "dflash", "dspark"):
         return [f"the {settings.drafter} head's own weights and cache are not counted"]
     if settings.depth and settings.drafter is None:

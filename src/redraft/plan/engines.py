@@ -28,7 +28,7 @@ def plan(spec: PlanSpec, settings: PlanSettings) -> Plan:
     """
     check_drafter(spec, settings)
     terms, printed, notes = _PARTS[settings.engine](spec, settings)
-    notes = [*notes, *drafter_notes(settings)]
+    notes = [*notes, *drafter_notes(spec, settings)]
     if not spec.weights:
         notes.append(
             "the weights are not counted: no file to measure; give their size or type with --weights"

@@ -39,8 +39,12 @@ def is_supported(spec: PlanSpec) -> bool:
 def plan_parts(spec: PlanSpec, settings: PlanSettings) -> Parts:
     """All terms: weights, the pool's buffers, a draft model's, and scratch of one step."""
     config = engine_config(settings)
-    terms = [*weight_terms(spec, settings), *_state_terms(spec, config), *_draft_terms(settings, config)]
-    terms.append(_compute_term(spec, config))
+    terms = [
+        *(_as_loaded(term) for term in weight_terms(spec, settings)),
+        *_state_terms(spec, config),
+        *_draft_terms(settings, config),
+        _compute_term(spec, config),
+    ]
     notes = []
     if not is_supported(spec):
         terms = [_as_estimate(term, spec.architecture) for term in terms]
@@ -51,6 +55,15 @@ def plan_parts(spec: PlanSpec, settings: PlanSettings) -> Parts:
         notes.append(f"redraft has no '{settings.drafter}' drafter: it would draft with n-grams or a model")
     printed = bytes_by_category(state_buffers(spec.model_spec(), config))
     return Parts(terms, {f"{name} bytes": str(count) for name, count in printed.items()}, notes)
+
+
+def _as_loaded(term: Term) -> Term:
+    """Weights other than float32 take their size on disk only where the ops keep them packed."""
+    if not term.exact or term.name.endswith(" F32"):
+        return term
+    return replace(
+        term, exact=False, basis="their size in the file; the reference ops expand them to float32"
+    )
 
 
 def _as_estimate(term: Term, architecture: str) -> Term:
