@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tempfile
 import time
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redraft.errors import ModelFileError
 from redraft.plan import PlanSettings, open_spec, plan
+from redraft.plan.hf import spec_from_config
 from redraft.plan.spec import WeightGroup
 
 
@@ -21,8 +27,6 @@ def write_gguf(
     path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, int] | None = None
 ) -> Path:
     """A GGUF file with metadata; `tensors` maps names to float32 counts."""
-    import numpy as np  # noqa: PLC0415
-
     writer = GGUFWriter(path, architecture)
     for key, value in keys.items():
         name = f"{architecture}.{key}"
@@ -79,6 +83,11 @@ LFM2 = {
 RWKV = {
     "block_count": 32, "embedding_length": 2560, "vocab_size": 65536, "wkv.head_size": 64,
     "attention.head_count": 0,
+}  # fmt: skip
+GEMMA3 = {
+    "block_count": 26, "embedding_length": 1152, "vocab_size": 262144, "context_length": 32768,
+    "attention.head_count": 4, "attention.head_count_kv": 1, "attention.key_length": 256,
+    "attention.value_length": 256, "attention.sliding_window": 512,
 }  # fmt: skip
 FALCON_MAMBA = {
     "block_count": 64, "embedding_length": 4096, "vocab_size": 65024, "ssm.conv_kernel": 4,
@@ -251,6 +260,50 @@ def test_a_damaged_safetensors_header_is_named(tmp_path: Path, content: bytes) -
     (path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelFileError, match=r"model\.safetensors: no valid safetensors header"):
         open_spec(path)
+
+
+JUNK = st.sampled_from([0, -1, 2**40, True, None, "x", [], {}, [0], ["x"], 1.5])
+CATALOGUE = resources.files("redraft.plan").joinpath("catalogue.json").read_text(encoding="utf-8")
+CONFIGS = json.loads(CATALOGUE)["models"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from(sorted(CONFIGS)), data=st.data())
+def test_junk_in_a_config_is_refused_or_harmless(name: str, data: st.DataObject) -> None:
+    config = dict(CONFIGS[name]["config"])
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=2)):
+        config[key] = data.draw(JUNK)
+    try:
+        spec = spec_from_config(config, name=name, source="test")
+    except ModelFileError:
+        return
+    assert plan(spec, PlanSettings(engine="llama.cpp")).total_bytes >= 0
+
+
+HEADERS = {
+    "qwen35": QWEN35, "kimi-linear": KIMI, "granitehybrid": GRANITE, "nemotron_h_moe": NEMOTRON,
+    "falcon-h1": FALCON, "lfm2": LFM2, "rwkv7": RWKV, "mamba": FALCON_MAMBA, "gemma3": GEMMA3,
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(architecture=st.sampled_from(sorted(HEADERS)), data=st.data())
+def test_junk_in_a_header_is_refused_or_harmless(architecture: str, data: st.DataObject) -> None:
+    keys = dict(HEADERS[architecture])
+    key = data.draw(st.sampled_from(sorted(keys)))
+    keys[key] = data.draw(st.sampled_from([0, 1, 7, 2**32 - 1, [0], [1, 2, 3]]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_gguf(Path(folder) / "model.gguf", architecture, keys)
+        try:
+            spec = open_spec(path)
+        except ModelFileError:
+            return
+        assert plan(spec, PlanSettings(engine="llama.cpp")).total_bytes >= 0
+
+
+def test_a_gguf_pattern_says_which_layers_slide(tmp_path: Path) -> None:
+    spec = open_spec(write_gguf(tmp_path / "model.gguf", "gemma3", GEMMA3))
+    assert [layer.window for layer in spec.layers] == ([512] * 5 + [0]) * 4 + [512] * 2
 
 
 @pytest.mark.parametrize("name", ["hf:Qwen/Qwen3.6-27B", "https://example.org/model.gguf"])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from redraft.errors import ModelFileError
 from redraft.loading.gguf import GGUFFile
-from redraft.models import AttentionSpec, LayerSpec, Metadata, RecurrentSpec
+from redraft.models import AttentionSpec, LayerSpec, RecurrentSpec
 from redraft.plan import layers
+from redraft.plan.description import Description
 from redraft.plan.spec import PlanLayer, PlanSpec, Rule, WeightGroup
 
 _RULES: dict[Rule, tuple[str, ...]] = {
@@ -38,22 +38,27 @@ def spec_from_gguf(path: Path) -> PlanSpec:
     Raises `ModelFileError` for a file that is none, an unknown architecture, or missing keys.
     """
     file = GGUFFile(path)
-    architecture = str(Metadata(file.metadata).get("general.architecture"))
+    architecture = str(Description(file.metadata).get("general.architecture"))
     if architecture not in RULES:
         raise ModelFileError(
             f"{path}: architecture '{architecture}' cannot be planned; these can: {', '.join(sorted(RULES))}"
         )
-    meta = Metadata(file.metadata, f"{architecture}.")
-    num_layers, num_mtp = meta.integer("block_count"), meta.integer("nextn_predict_layers", 0)
+    meta = Description(file.metadata, f"{architecture}.")
+    num_layers, num_mtp = (
+        meta.num_layers("block_count"),
+        meta.optional("nextn_predict_layers"),
+    )
+    if num_mtp >= num_layers:
+        raise ModelFileError(f"{path}: {num_mtp} draft layers of {num_layers}: the header is damaged")
     rule = RULES[architecture]
     all_layers = _layers(meta, rule, architecture, num_layers, num_layers - num_mtp)
     return PlanSpec(
         name=str(file.metadata.get("general.name") or path.stem),
         architecture=architecture,
         rule=rule,
-        hidden_size=meta.integer("embedding_length"),
+        hidden_size=meta.size("embedding_length"),
         vocab_size=_vocab_size(meta, file),
-        max_context=meta.integer("context_length", 2**20),
+        max_context=meta.optional("context_length", 2**20),
         layers=all_layers[: num_layers - num_mtp],
         mtp_layers=all_layers[num_layers - num_mtp :],
         float32_state=architecture in _FLOAT32_STATE,
@@ -63,10 +68,8 @@ def spec_from_gguf(path: Path) -> PlanSpec:
     )
 
 
-def _vocab_size(meta: Metadata, file: GGUFFile) -> int:
-    if (size := meta.integer("vocab_size", 0)) or (
-        size := len(file.metadata.get("tokenizer.ggml.tokens", []))
-    ):
+def _vocab_size(meta: Description, file: GGUFFile) -> int:
+    if (size := meta.optional("vocab_size")) or (size := len(file.metadata.get("tokenizer.ggml.tokens", []))):
         return size
     table = file.tensors.get("token_embd.weight")
     return table.shape[0] if table else 0
@@ -82,43 +85,43 @@ def _weights(file: GGUFFile, num_layers: int) -> tuple[WeightGroup, ...]:
     return tuple(WeightGroup(encoding, size, mtp) for (mtp, encoding), size in sorted(totals.items()))
 
 
-def _attention(meta: Metadata, num_kv_heads: int) -> AttentionSpec:
-    if meta.integer("attention.key_length_mla", 0):
-        return layers.latent(meta.integer("attention.kv_lora_rank"), meta.integer("rope.dimension_count", 0))
-    heads = max(meta.per_layer("attention.head_count", meta.integer("block_count")))
-    width = meta.integer("embedding_length") // max(heads, 1)
-    key_dim = meta.integer("attention.key_length", width)
-    return layers.grouped(num_kv_heads, key_dim, meta.integer("attention.value_length", width))
+def _attention(meta: Description, num_kv_heads: int) -> AttentionSpec:
+    if meta.optional("attention.key_length_mla"):
+        return layers.latent(meta.size("attention.kv_lora_rank"), meta.optional("rope.dimension_count"))
+    heads = max(meta.sizes("attention.head_count", meta.num_layers("block_count")))
+    width = meta.size("embedding_length") // max(heads, 1)
+    key_dim = meta.optional("attention.key_length", width)
+    return layers.grouped(num_kv_heads, key_dim, meta.optional("attention.value_length", width))
 
 
-def _recurrent(meta: Metadata, rule: Rule) -> RecurrentSpec:
+def _recurrent(meta: Description, rule: Rule) -> RecurrentSpec:
     """The recurrence, by llama.cpp's keys: `ssm.*`, `kda.head_dim`, `wkv.head_size`, `shortconv.l_cache`."""
-    hidden = meta.integer("embedding_length")
+    hidden = meta.size("embedding_length")
     if rule == "rwkv":
-        return layers.rwkv(hidden, meta.integer("wkv.head_size"), meta.integer("token_shift_count", 2))
+        return layers.rwkv(hidden, meta.size("wkv.head_size"), meta.optional("token_shift_count", 2))
     if rule == "conv":
-        return layers.short_conv(hidden, meta.integer("shortconv.l_cache"))
-    width = meta.integer("ssm.conv_kernel")
+        return layers.short_conv(hidden, meta.size("shortconv.l_cache"))
+    width = meta.size("ssm.conv_kernel")
     if rule == "kda":
-        heads = max(meta.per_layer("attention.head_count", meta.integer("block_count")))
-        return layers.kda(heads, meta.integer("kda.head_dim"), width)
-    inner, state = meta.integer("ssm.inner_size"), meta.integer("ssm.state_size")
+        heads = max(meta.sizes("attention.head_count", meta.num_layers("block_count")))
+        return layers.kda(heads, meta.size("kda.head_dim"), width)
+    inner, state = meta.size("ssm.inner_size"), meta.size("ssm.state_size")
     if rule == "mamba":
         return layers.mamba(inner, state, width)
-    heads, groups = max(1, meta.integer("ssm.time_step_rank")), meta.integer("ssm.group_count")
+    heads, groups = meta.size("ssm.time_step_rank"), meta.size("ssm.group_count")
     if rule == "gdn":
         return layers.gated_delta(groups, heads, state, inner // heads, width)
     return layers.mamba2(heads, inner // heads, state, groups, width)
 
 
 def _layers(
-    meta: Metadata, rule: Rule, architecture: str, num_layers: int, num_target: int
+    meta: Description, rule: Rule, architecture: str, num_layers: int, num_target: int
 ) -> tuple[PlanLayer, ...]:
-    kv_heads = meta.per_layer("attention.head_count_kv", num_layers, _default_kv_heads(meta, rule))
+    kv_heads = meta.sizes("attention.head_count_kv", num_layers, _default_kv_heads(meta, rule))
     recurrent = None if rule == "none" else _recurrent(meta, rule)
     is_recurrent = _recurrent_test(meta, rule, architecture, kv_heads, num_target)
     windows = _windows(meta, architecture, num_layers)
-    indexer = meta.integer("attention.indexer.key_length", 0)
+    indexer = meta.optional("attention.indexer.key_length")
     found = []
     for i in range(num_layers):
         attends = kv_heads[i] > 0 and (not is_recurrent(i) or architecture == "falcon-h1")
@@ -130,14 +133,14 @@ def _layers(
     return tuple(found)
 
 
-def _default_kv_heads(meta: Metadata, rule: Rule) -> int:
+def _default_kv_heads(meta: Description, rule: Rule) -> int:
     if rule in ("rwkv", "mamba") or meta.get("attention.head_count", None) is None:
         return 0
-    return max(meta.per_layer("attention.head_count", meta.integer("block_count")))
+    return max(meta.sizes("attention.head_count", meta.num_layers("block_count")))
 
 
 def _recurrent_test(
-    meta: Metadata, rule: Rule, architecture: str, kv_heads: list[int], num_target: int
+    meta: Description, rule: Rule, architecture: str, kv_heads: list[int], num_target: int
 ) -> Callable[[int], bool]:
     """Which layers are recurrent; layers of the draft head never are."""
     if rule == "none":
@@ -145,20 +148,24 @@ def _recurrent_test(
     if rule == "rwkv" or architecture in ("mamba", "mamba2", "falcon-h1"):
         return lambda i: i < num_target
     if rule == "gdn":
-        interval = meta.integer("full_attention_interval", 4)
+        interval = meta.size("full_attention_interval", default=4)
         return lambda i: i < num_target and (i + 1) % interval != 0
     if architecture.startswith("nemotron_h"):
-        inner = meta.per_layer("feed_forward_length", len(kv_heads), 0)
+        inner = meta.sizes("feed_forward_length", len(kv_heads), 0)
         return lambda i: i < num_target and kv_heads[i] == 0 and inner[i] == 0
     return lambda i: i < num_target and kv_heads[i] == 0
 
 
-def _windows(meta: Metadata, architecture: str, num_layers: int) -> list[int]:
-    window = meta.integer("attention.sliding_window", 0)
-    pattern = meta.get("attention.sliding_window_pattern", _SLIDING_PERIOD.get(architecture))
-    if not window or pattern is None or RULES[architecture] != "none":
+def _windows(meta: Description, architecture: str, num_layers: int) -> list[int]:
+    window = meta.optional("attention.sliding_window")
+    pattern = meta.get("attention.sliding_window_pattern", _SLIDING_PERIOD.get(architecture, 0))
+    if not window or RULES[architecture] != "none":
         return [0] * num_layers
     if isinstance(pattern, list):
-        return [window if slides else 0 for slides in pattern]
-    period = math.inf if pattern == 0 else int(pattern)
-    return [window if (i + 1) % period != 0 else 0 for i in range(num_layers)]
+        slides = [bool(one) for one in pattern]
+    else:
+        period = meta.optional("attention.sliding_window_pattern", pattern)
+        slides = [period > 0 and (i + 1) % period != 0 for i in range(num_layers)]
+    if len(slides) != num_layers:
+        raise ModelFileError(f"the sliding window pattern names {len(slides)} layers of {num_layers}")
+    return [window if one else 0 for one in slides]

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from redraft.errors import ModelFileError
-from redraft.models import AttentionSpec, LayerSpec, Metadata, RecurrentSpec
+from redraft.models import AttentionSpec, LayerSpec, RecurrentSpec
 from redraft.plan import layers
+from redraft.plan.description import Description
 from redraft.plan.spec import PlanLayer, PlanSpec, Rule
 
 Layers = tuple[PlanLayer, ...]
@@ -19,154 +20,149 @@ class Layout(NamedTuple):
 
     architecture: str
     rule: Rule
-    read: Callable[[Metadata], Layers]
+    read: Callable[[Description], Layers]
 
 
-def first(config: Metadata, *keys: str, default: int | None = None) -> int:
-    """The first of several spellings of one number."""
-    for key in keys:
-        if config.get(key, None) is not None:
-            return config.integer(key)
-    if default is None:
-        return config.integer(keys[0])  # raises, naming the usual spelling
-    return default
+def _heads(config: Description) -> AttentionSpec:
+    heads = config.size("num_attention_heads")
+    dim = config.size("head_dim", "attention_head_dim", default=config.size("hidden_size") // heads)
+    return layers.grouped(config.size("num_key_value_heads", default=heads), dim, dim)
 
 
-def _heads(config: Metadata) -> AttentionSpec:
-    heads = config.integer("num_attention_heads")
-    dim = first(config, "head_dim", "attention_head_dim", default=config.integer("hidden_size") // heads)
-    return layers.grouped(first(config, "num_key_value_heads", default=heads), dim, dim)
+def _latent(config: Description) -> AttentionSpec:
+    return layers.latent(config.size("kv_lora_rank"), config.size("qk_rope_head_dim", lowest=0))
 
 
-def _latent(config: Metadata) -> AttentionSpec:
-    return layers.latent(config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim"))
+def _all_but_each(period: int, num_layers: int) -> list[bool]:
+    """True for every layer but each `period`-th."""
+    return [(i + 1) % period != 0 for i in range(num_layers)]
 
 
-def _kinds(config: Metadata, recurrent: str) -> list[bool]:
+def _kinds(config: Description, recurrent: str) -> list[bool]:
     """Which layers are recurrent: from `layer_types`, or every layer but each n-th."""
-    kinds = config.get("layer_types", None)
-    num_layers = config.integer("num_hidden_layers")
-    if kinds is not None:
-        if len(kinds) != num_layers:
-            raise ModelFileError(f"'layer_types' names {len(kinds)} layers, 'num_hidden_layers' {num_layers}")
-        return [kind == recurrent for kind in kinds]
-    interval = config.integer("full_attention_interval", 4)
-    return [(i + 1) % interval != 0 for i in range(num_layers)]
+    kinds, num_layers = config.sequence("layer_types"), config.num_layers("num_hidden_layers")
+    if kinds is None:
+        return _all_but_each(config.size("full_attention_interval", default=4), num_layers)
+    if len(kinds) != num_layers:
+        raise ModelFileError(f"'layer_types' names {len(kinds)} layers, 'num_hidden_layers' {num_layers}")
+    return [kind == recurrent for kind in kinds]
 
 
-def _kimi(config: Metadata) -> Layers:
+def _kimi(config: Description) -> Layers:
     """KDA and latent attention; older files say `linear_attn_config`, newer ones `linear_*`."""
-    linear, num_layers = Metadata(config.get("linear_attn_config", {})), config.integer("num_hidden_layers")
-    if linear.values:
-        spec = layers.kda(
-            *(linear.integer(key) for key in ("num_heads", "head_dim", "short_conv_kernel_size"))
-        )
+    linear, num_layers = config.part("linear_attn_config"), config.num_layers("num_hidden_layers")
+    if linear is not None:
+        keys = ("num_heads", "head_dim", "short_conv_kernel_size")
+        spec = layers.kda(*(linear.size(key) for key in keys))
     else:
         spec = layers.kda(
-            first(config, "linear_num_heads", "num_attention_heads"),
-            first(config, "linear_head_dim", "head_dim"),
-            first(config, "linear_conv_kernel_dim", default=4),
+            config.size("linear_num_heads", "num_attention_heads"),
+            config.size("linear_head_dim", "head_dim"),
+            config.size("linear_conv_kernel_dim", default=4),
         )
-    full, group = linear.get("full_attn_layers", None), config.get("layer_group_size", None)
-    if config.get("layer_types", None) is not None:
+    full = None if linear is None else linear.sequence("full_attn_layers")
+    if config.sequence("layer_types") is not None:
         kinds = _kinds(config, "linear_attention")
     elif full is not None:
         kinds = [i + 1 not in full for i in range(num_layers)]  # counted from 1
     else:
-        kinds = [(i + 1) % int(group or 4) != 0 for i in range(num_layers)]
-    return layers.mixed(kinds, spec, _latent(config), first(config, "index_head_dim", default=0))
+        kinds = _all_but_each(config.size("layer_group_size"), num_layers)
+    indexer = config.optional("index_head_dim")
+    return layers.mixed(kinds, spec, _latent(config), indexer)
 
 
-def _gated_delta(config: Metadata) -> Layers:
+def _gated_delta(config: Description) -> Layers:
     spec = layers.gated_delta(
-        config.integer("linear_num_key_heads"),
-        config.integer("linear_num_value_heads"),
-        config.integer("linear_key_head_dim"),
-        config.integer("linear_value_head_dim"),
-        config.integer("linear_conv_kernel_dim"),
+        config.size("linear_num_key_heads"),
+        config.size("linear_num_value_heads"),
+        config.size("linear_key_head_dim"),
+        config.size("linear_value_head_dim"),
+        config.size("linear_conv_kernel_dim"),
     )
-    indexer = first(config, "indexer_head_dim", default=0)
+    indexer = config.optional("indexer_head_dim")
     found = layers.mixed(_kinds(config, "linear_attention"), spec, _heads(config), indexer)
-    ids = config.get("ple_layer_ids", None) or []  # counted from 1
+    ids = config.sequence("ple_layer_ids") or []  # counted from 1
     if not ids:
         return found
-    floats = (config.integer("ple_conv_kernel_size") - 1) * config.integer("ngram_size")
-    floats *= config.integer("hc_count") * config.integer("hidden_size")
+    floats = (config.size("ple_conv_kernel_size") - 1) * config.size("ngram_size")
+    floats *= config.size("hc_count") * config.size("hidden_size")
     return tuple(replace(layer, extra_floats=floats if i + 1 in ids else 0) for i, layer in enumerate(found))
 
 
-def _mamba2_spec(config: Metadata) -> RecurrentSpec:
+def _mamba2_spec(config: Description) -> RecurrentSpec:
     return layers.mamba2(
-        first(config, "mamba_num_heads", "mamba_n_heads", "num_heads"),
-        first(config, "mamba_head_dim", "mamba_d_head", "head_dim"),
-        first(config, "ssm_state_size", "mamba_d_state", "state_size"),
-        first(config, "mamba_num_groups", "mamba_n_groups", "n_groups"),
-        first(config, "conv_kernel", "mamba_d_conv"),
+        config.size("mamba_num_heads", "mamba_n_heads", "num_heads"),
+        config.size("mamba_head_dim", "mamba_d_head", "head_dim"),
+        config.size("ssm_state_size", "mamba_d_state", "state_size"),
+        config.size("mamba_num_groups", "mamba_n_groups", "n_groups"),
+        config.size("conv_kernel", "mamba_d_conv"),
     )
 
 
-def _nemotron(config: Metadata) -> Layers:
+def _nemotron(config: Description) -> Layers:
     """One letter a layer: M Mamba-2, * attention, - or E a feed-forward part without state."""
     kinds = {
         "M": layers.recurrent_layer(_mamba2_spec(config)),
         "*": layers.attention_layer(_heads(config)),
     }
     pattern = str(config.get("hybrid_override_pattern"))
+    if len(pattern) != config.num_layers("num_hidden_layers"):
+        raise ModelFileError(
+            f"'hybrid_override_pattern' names {len(pattern)} layers, not 'num_hidden_layers'"
+        )
     return tuple(kinds.get(letter, PlanLayer(LayerSpec())) for letter in pattern)
 
 
-def _granite(config: Metadata) -> Layers:
+def _granite(config: Description) -> Layers:
     return layers.mixed(_kinds(config, "mamba"), _mamba2_spec(config), _heads(config))
 
 
-def _falcon(config: Metadata) -> Layers:
+def _falcon(config: Description) -> Layers:
     both = LayerSpec(attention=_heads(config), recurrent=_mamba2_spec(config))
-    return (PlanLayer(both),) * config.integer("num_hidden_layers")
+    return (PlanLayer(both),) * config.num_layers("num_hidden_layers")
 
 
-def _mamba2(config: Metadata) -> Layers:
-    return (layers.recurrent_layer(_mamba2_spec(config)),) * first(config, "num_hidden_layers", "n_layer")
+def _mamba2(config: Description) -> Layers:
+    return (layers.recurrent_layer(_mamba2_spec(config)),) * config.size("num_hidden_layers", "n_layer")
 
 
-def _mamba(config: Metadata) -> Layers:
-    inner = first(config, "intermediate_size", "d_inner")
-    spec = layers.mamba(inner, config.integer("state_size"), config.integer("conv_kernel"))
-    return (layers.recurrent_layer(spec),) * config.integer("num_hidden_layers")
+def _mamba(config: Description) -> Layers:
+    inner = config.size("intermediate_size", "d_inner")
+    spec = layers.mamba(inner, config.size("state_size"), config.size("conv_kernel"))
+    return (layers.recurrent_layer(spec),) * config.num_layers("num_hidden_layers")
 
 
-def _rwkv(config: Metadata) -> Layers:
-    head_size = first(config, "head_dim", "head_size", default=64)
-    spec = layers.rwkv(config.integer("hidden_size"), head_size, 2)
-    return (layers.recurrent_layer(spec),) * config.integer("num_hidden_layers")
+def _rwkv(config: Description) -> Layers:
+    head_size = config.size("head_dim", "head_size", default=64)
+    spec = layers.rwkv(config.size("hidden_size"), head_size, 2)
+    return (layers.recurrent_layer(spec),) * config.num_layers("num_hidden_layers")
 
 
-def _lfm2(config: Metadata) -> Layers:
-    spec = layers.short_conv(config.integer("hidden_size"), config.integer("conv_L_cache"))
-    full = config.get("full_attn_idxs", None)
-    if config.get("layer_types", None) is None and full is not None:
-        kinds = [i not in full for i in range(config.integer("num_hidden_layers"))]
+def _lfm2(config: Description) -> Layers:
+    spec = layers.short_conv(config.size("hidden_size"), config.size("conv_L_cache"))
+    full = config.sequence("full_attn_idxs")
+    if config.sequence("layer_types") is None and full is not None:
+        kinds = [i not in full for i in range(config.num_layers("num_hidden_layers"))]
     else:
         kinds = _kinds(config, "conv")
     return layers.mixed(kinds, spec, _heads(config))
 
 
-def _latent_only(config: Metadata) -> Layers:
-    return (layers.attention_layer(_latent(config)),) * config.integer("num_hidden_layers")
+def _latent_only(config: Description) -> Layers:
+    return (layers.attention_layer(_latent(config)),) * config.num_layers("num_hidden_layers")
 
 
-def _attention(config: Metadata) -> Layers:
+def _attention(config: Description) -> Layers:
     """Plain attention; some layers may slide, named by `layer_types` or all but each n-th."""
-    spec, num_layers = _heads(config), config.integer("num_hidden_layers")
-    window = (
-        0 if config.get("use_sliding_window", True) is False else (config.get("sliding_window", None) or 0)
-    )
-    kinds, pattern = config.get("layer_types", None), config.get("sliding_window_pattern", None)
+    spec, num_layers = _heads(config), config.num_layers("num_hidden_layers")
+    window = config.optional("sliding_window")
+    if config.get("use_sliding_window", True) is False:
+        window = 0
+    kinds, period = config.sequence("layer_types"), config.optional("sliding_window_pattern")
     if kinds is not None:
-        slides = [kind == "sliding_attention" for kind in kinds]
-    elif pattern is not None:
-        slides = [(i + 1) % int(pattern) != 0 for i in range(num_layers)]
+        slides = _kinds(config, "sliding_attention")
     else:
-        slides = [True] * num_layers
+        slides = _all_but_each(period, num_layers) if period else [True] * num_layers
     return tuple(layers.attention_layer(spec, window if slide else 0) for slide in slides)
 
 
@@ -206,7 +202,8 @@ def spec_from_config(values: Mapping[str, Any], *, name: str, source: str) -> Pl
 
     Raises `ModelFileError` for a model type that is not known and for keys that are missing.
     """
-    config = Metadata(values.get("text_config", values))
+    whole = Description(values)
+    config = whole.part("text_config") or whole
     kind = str(config.get("model_type")).removesuffix("_text")
     layout = LAYOUTS.get(kind) or LAYOUTS.get(f"{kind}_text")
     if layout is None:
@@ -214,7 +211,9 @@ def spec_from_config(values: Mapping[str, Any], *, name: str, source: str) -> Pl
             f"model type '{kind}' cannot be planned; these can: {', '.join(sorted(LAYOUTS))}"
         )
     found = layout.read(config)
-    num_mtp = first(config, "mtp_num_hidden_layers", "num_nextn_predict_layers", default=0)
+    num_mtp = config.size("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, lowest=0)
+    if num_mtp > len(found):
+        raise ModelFileError(f"{num_mtp} MTP layers for {len(found)} layers: the description is damaged")
     attention = [layer for layer in found if layer.state.attention is not None and not layer.window]
     plain = [
         PlanLayer(LayerSpec(attention=layer.state.attention), 0, layer.indexer_dim) for layer in attention
@@ -224,9 +223,9 @@ def spec_from_config(values: Mapping[str, Any], *, name: str, source: str) -> Pl
         name=name,
         architecture=_architecture(layout, config),
         rule=layout.rule,
-        hidden_size=config.integer("hidden_size"),
-        vocab_size=config.integer("vocab_size"),
-        max_context=first(config, "max_position_embeddings", "model_max_length", default=2**20),
+        hidden_size=config.size("hidden_size"),
+        vocab_size=config.size("vocab_size"),
+        max_context=config.size("max_position_embeddings", "model_max_length", default=2**20),
         layers=found,
         mtp_layers=tuple(plain[-1:]) * num_mtp,
         float32_state=wanted == "float32",
@@ -234,7 +233,7 @@ def spec_from_config(values: Mapping[str, Any], *, name: str, source: str) -> Pl
     )
 
 
-def _architecture(layout: Layout, config: Metadata) -> str:
+def _architecture(layout: Layout, config: Description) -> str:
     """llama.cpp counts Nemotron-H with experts as an architecture of its own."""
     has_experts = "E" in str(config.get("hybrid_override_pattern", ""))
     return f"{layout.architecture}_moe" if has_experts else layout.architecture
