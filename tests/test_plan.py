@@ -213,6 +213,47 @@ def test_a_vllm_page_holds_what_it_must(name: str, depth: int, kv_type: str, tp:
     assert 0 <= found.padding_bytes < align * found.attention_token_bytes
 
 
+@pytest.mark.parametrize("policy", ["snapshot", "replay"])
+@pytest.mark.parametrize("name", ["kimi-linear-48b", "qwen3.6-27b", "nemotron-3-nano-30b-a3b"])
+def test_vllm_terms_are_its_pages(name: str, policy: str) -> None:
+    """Requests × (attention blocks + recurrent pages) × page, whatever the terms call the parts."""
+    spec, depth = open_spec(name), 3
+    request = PlanSettings(engine="vllm", slots=5, context=9000, depth=depth, policy=policy)
+    page = vllm.pages(spec, request)
+    blocks = -(-9000 // page.block_tokens) * len(spec.attention)
+    recurrent = len(spec.recurrent) * (1 if policy == "replay" else 1 + depth)
+    groups = plan(spec, request).group_bytes()
+    held = sum(n for group, n in groups.items() if group not in ("weights", "compute"))
+    assert held == 5 * (blocks + recurrent) * page.page_bytes
+    assert groups["KV"] == 5 * blocks * page.page_bytes
+
+
+def test_sglang_terms_are_its_pools() -> None:
+    """35B-A3B, in numbers: 30 layers of 32 heads of 128 × 128 in float32, 8192 channels in bfloat16."""
+    spec, slots, depth = open_spec("qwen3.6-35b-a3b"), 4, 3
+    state, column = 30 * 32 * 128 * 128 * 4, 30 * 8192 * 2
+    request = PlanSettings(engine="sglang", slots=slots, context=100, depth=depth)
+    terms = {term.name: term.num_bytes for term in plan(spec, request).terms}
+    assert terms["KV pool"] == 400 * 10 * 2 * 256 * 2 * 2
+    assert terms["recurrent state"] == 5 * state
+    assert terms["conv windows"] == 5 * 3 * column
+    assert terms["prefix cache states"] == 2 * slots * (state + 3 * column)
+    assert terms["intermediate states"] == 5 * 4 * state
+    assert terms["intermediate conv"] == 5 * (4 + 4 - 2) * column
+    ring = {term.name: term.num_bytes for term in plan(spec, replace(request, policy="replay")).terms}
+    record = 4 * (32 * 128 + 16 * 128) + 4 * 32
+    assert ring["record ring"] == 13 * 16 * 30 * record
+    assert ring["intermediate conv"] == terms["intermediate conv"]
+    assert "intermediate states" not in ring
+
+
+def test_devices_share_weights_and_heads() -> None:
+    spec = open_spec("qwen3.6-27b")
+    one, two = (plan(spec, PlanSettings(engine="vllm", tp=tp, draft_spec=None)) for tp in (1, 2))
+    assert one.group_bytes()["weights"] == 2 * two.group_bytes()["weights"] == 2 * 27 * 10**9
+    assert one.group_bytes()["recurrent state"] == 2 * two.group_bytes()["recurrent state"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(catalogue_names()),
