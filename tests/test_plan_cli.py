@@ -52,7 +52,7 @@ def test_the_table_names_formulas_accuracy_and_the_trade() -> None:
     result = run("kimi-k3", "--engine", "llama.cpp", "--ctx", "256")
     assert result.exit_code == 0
     for part in (
-        "rollback planes", "12407.06", "n_rs_seq × (R + S + P)", "estimate", "gives the logged 304.00 MiB",
+        "rollback planes", "12407.06", "RS_MiB 14179.50", "n_rs_seq × (R + S + P)", "estimate", "gives the logged 304.00 MiB",
         "12.1 GiB on llama.cpp: 27 more slots without it", "0.6 GiB here: 1 slot",
         "llama-server -m kimi-k3 -c 1024 -np 4", "redraft serve --model kimi-k3 --slots 4",
         "vllm serve kimi-k3", "sglang.launch_server", "R rollback",

@@ -28,7 +28,7 @@ def plan(spec: PlanSpec, settings: PlanSettings) -> Plan:
     """
     check_drafter(spec, settings)
     terms, printed, notes = _PARTS[settings.engine](spec, settings)
-    notes = [*notes, *drafter_notes(spec, settings)]
+    notes = [*notes, *drafter_notes(spec, settings), *_left_out(spec, settings)]
     if not spec.weights:
         notes.append(
             "the weights are not counted: no file to measure; give their size or type with --weights"
@@ -40,6 +40,16 @@ def plan(spec: PlanSpec, settings: PlanSettings) -> Plan:
         printed=printed,
         notes=tuple(notes),
     )
+
+
+def _left_out(spec: PlanSpec, settings: PlanSettings) -> list[str]:
+    """Parts of a model for which an engine's formula is not known."""
+    notes = []
+    if settings.engine != "llama.cpp" and any(layer.extra_floats for layer in spec.layers):
+        notes.append("the state of per-layer n-gram embeddings is not counted on this engine")
+    if settings.engine in ("redraft", "vllm") and any(layer.indexer_dim for layer in spec.layers):
+        notes.append("the rows of sparse-attention indexers are not counted on this engine")
+    return notes
 
 
 def compare_engines(spec: PlanSpec, settings: PlanSettings) -> tuple[list[Plan], list[str]]:

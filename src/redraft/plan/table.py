@@ -19,6 +19,9 @@ def print_plan(console: Console, plan: Plan) -> None:
     """Terms with their formulas and accuracy, the total, and remarks."""
     console.print(f"{plan.spec.name} on {label(plan.settings)}", soft_wrap=True)
     console.print(terms_table(plan))
+    if plan.settings.engine != "redraft":
+        words = ", ".join(f"{name} {value}" for name, value in plan.printed.items())
+        console.print(f"in the words of its own log: {words}", soft_wrap=True)
     for note in plan.notes:
         console.print(f"note: {note}", soft_wrap=True)
 
