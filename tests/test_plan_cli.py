@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,27 @@ app = typer.Typer(pretty_exceptions_enable=False)
 app.command("plan")(plan)
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120"})
+def run(*arguments: str, columns: int = 120) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
 
 
 def run_json(*arguments: str) -> dict[str, Any]:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
+
+
+DOCS = (Path(__file__).parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```\n(\$ redraft plan .*?)```", DOCS, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", [block for block in BLOCKS if "--check" not in block])
+def test_the_documented_output_is_the_real_one(example: str) -> None:
+    command, *lines = example.splitlines()
+    output = " ".join(run(*shlex.split(command)[3:], columns=108).stdout.split())
+    for line in lines:
+        part = " ".join(line.split("(…)")[0].replace("…", "").split())
+        assert part in output
 
 
 @pytest.mark.parametrize(("depth", "printed"), [(0, "1772.44"), (7, "14179.50")])
@@ -52,7 +67,8 @@ def test_the_table_names_formulas_accuracy_and_the_trade() -> None:
     result = run("kimi-k3", "--engine", "llama.cpp", "--ctx", "256")
     assert result.exit_code == 0
     for part in (
-        "rollback planes", "12407.06", "RS_MiB 14179.50", "n_rs_seq × (R + S + P)", "estimate", "gives the logged 304.00 MiB",
+        "rollback planes", "12407.06", "RS_MiB 14179.50", "n_rs_seq × (R + S + P)", "estimate",
+        "gives the logged 304.00 MiB",
         "12.1 GiB on llama.cpp: 27 more slots without it", "0.6 GiB here: 1 slot",
         "llama-server -m kimi-k3 -c 1024 -np 4", "redraft serve --model kimi-k3 --slots 4",
         "vllm serve kimi-k3", "sglang.launch_server", "R rollback",

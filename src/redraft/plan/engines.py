@@ -29,6 +29,8 @@ def plan(spec: PlanSpec, settings: PlanSettings) -> Plan:
     check_drafter(spec, settings)
     terms, printed, notes = _PARTS[settings.engine](spec, settings)
     notes = [*notes, *drafter_notes(spec, settings), *_left_out(spec, settings)]
+    if spec.remark:
+        notes.append(f"about {spec.name}: {spec.remark}")
     if not spec.weights:
         notes.append(
             "the weights are not counted: no file to measure; give their size or type with --weights"

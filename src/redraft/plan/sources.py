@@ -74,7 +74,10 @@ def catalogue_spec(name: str) -> PlanSpec:
         for kind, count in entry.get("parameters", {}).items()
     )
     return replace(
-        spec, weights=groups, weights_basis="published number of parameters, in the published type"
+        spec,
+        weights=groups,
+        weights_basis="published number of parameters, in the published type",
+        remark=entry.get("note", ""),
     )
 
 

@@ -40,6 +40,7 @@ class PlanSpec:
     `architecture` is llama.cpp's name of it; `rule` is the recurrence of its recurrent layers. `mtp_layers`
     are those of its own draft head. `float32_state`: its configuration asks the GPU engines for a float32
     state. `weights_exact`: sizes come from file headers; else `weights_basis` says what they rest on.
+    `remark`: what of all this was inferred.
     """
 
     name: str
@@ -55,6 +56,7 @@ class PlanSpec:
     weights_exact: bool = False
     weights_basis: str = ""
     source: str
+    remark: str = ""
 
     @property
     def recurrent(self) -> list[RecurrentSpec]:
