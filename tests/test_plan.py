@@ -313,6 +313,11 @@ def test_the_trade_in_words() -> None:
     )
 
 
+def test_what_costs_nothing_says_so() -> None:
+    found = trade(open_spec("kimi-linear-48b"), PlanSettings(engine="llama.cpp", drafter="ngram"))
+    assert (found.cost_bytes, found.words()) == (0, "nothing on llama.cpp")
+
+
 def test_the_slots_of_a_trade_fit_and_one_more_does_not() -> None:
     spec, request = open_spec("qwen3.6-27b"), PlanSettings(engine="llama.cpp", context=4096, depth=5)
     found = trade(spec, request)

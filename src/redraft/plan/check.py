@@ -13,7 +13,7 @@ import psutil
 
 from redraft.loading import open_model
 from redraft.ops import choose
-from redraft.plan.ours import engine_config
+from redraft.plan.pool import engine_config
 from redraft.plan.settings import PlanSettings
 from redraft.runner import Runner
 from redraft.state import bytes_by_category, state_buffers

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from redraft.errors import ConfigError
-from redraft.plan import llamacpp, ours, sglang, vllm
+from redraft.plan import llamacpp, pool, sglang, vllm
 from redraft.plan.draft import check_drafter, drafter_notes
 from redraft.plan.settings import ENGINES, EngineName, PlanSettings
 from redraft.plan.spec import PlanSpec
 from redraft.plan.term import Parts, Plan
 
 _PARTS: dict[EngineName, Callable[[PlanSpec, PlanSettings], Parts]] = {
-    "redraft": ours.plan_parts,
+    "redraft": pool.plan_parts,
     "llama.cpp": llamacpp.plan_parts,
     "vllm": vllm.plan_parts,
     "sglang": sglang.plan_parts,
