@@ -2,7 +2,8 @@
 
     python benchmarks/decide.py
 
-Every arm's text is compared with that of the arm without speculation; figures are printed only if all are equal.
+Every arm's text is compared with that of the arm without speculation; figures are printed only if all
+are equal.
 """
 
 from __future__ import annotations

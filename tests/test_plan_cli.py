@@ -70,7 +70,7 @@ def test_the_table_names_formulas_accuracy_and_the_trade() -> None:
         "rollback planes", "12407.06", "RS_MiB 14179.50", "n_rs_seq × (R + S + P)", "estimate",
         "gives the logged 304.00 MiB",
         "12.1 GiB on llama.cpp: 27 more slots without it", "0.6 GiB here: 1 slot",
-        "llama-server -m kimi-k3 -c 1024 -np 4", "redraft serve --model kimi-k3 --slots 4",
+        "llama-server -m kimi-k3 -c 1024 -np 4", "redraft decide --model kimi-k3",
         "vllm serve kimi-k3", "sglang.launch_server", "R rollback",
     ):  # fmt: skip
         assert part in " ".join(result.stdout.split()), part

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from redraft import __version__
-from redraft.cli import decide, fetch, generate
+from redraft.cli import decide, fetch, generate, plan
 from redraft.errors import RedraftError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("decide")(decide.decide)
+app.command("plan")(plan.plan)
 app.command("generate")(generate.generate)
 app.command("fetch")(fetch.fetch)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,8 +23,7 @@ from redraft.decide.measure import Workload
 from redraft.decide.tasks import Task
 from redraft.engine import Engine
 from redraft.errors import ConfigError
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+from redraft.plan.sizes import parse_size
 
 
 def decide(
@@ -67,7 +65,7 @@ def decide(
         raise ConfigError("nothing to decide without speculation: use a --depth of at least 1 and a --draft")
     if json_out is not None:
         require_writable(json_out)
-    memory = None if budget is None else parse_bytes(budget)
+    memory = None if budget is None else parse_size(budget)
     config = EngineConfig(
         num_slots=slots,
         max_context=opt.ENGINE.max_context if ctx is None else ctx,
@@ -91,14 +89,6 @@ def decide(
     workload = Workload(queue, params, loaded.file.tokenizer, loaded.file.spec.vocab_size)
     alone, full, whole = _measure(plan, workload, loaded)
     report(console, plan, alone, full, whole=whole, json_out=json_out, setting=setting)
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from text such as 24GiB, 512M or 1000000."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"'{text}' is no size; write it like 24GiB, 512MiB or 1000000")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _with_context(

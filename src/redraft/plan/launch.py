@@ -1,4 +1,4 @@
-"""The command that starts a server as planned, for each engine. Flags as of October 2026."""
+"""The command that runs a model as planned, for each engine. Flags as of October 2026."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def launch_line(plan: Plan, model: str, draft: str | None = None) -> str:
 
 
 def _redraft(settings: PlanSettings, model: str, kind: str, draft: str) -> list[str]:
-    words = ["redraft", "serve", "--model", model, "--slots", str(settings.slots)]
-    words += ["--ctx", str(settings.context), "--kv-type", settings.kv, "--depth", str(settings.depth)]
-    if settings.depth:
-        words += ["--policy", settings.rollback, "--draft", draft if kind == "model" else "ngram"]
-    return words
+    common = ["--model", model, "--ctx", str(settings.context), "--kv-type", settings.kv]
+    if not settings.depth:
+        return ["redraft", "generate", *common]
+    speculation = ["--depth", str(settings.depth), "--policy", settings.rollback]
+    speculation += ["--draft", draft if kind == "model" else "ngram"]
+    return ["redraft", "decide", *common, "--slots", str(settings.slots), *speculation]
 
 
 def _llama(settings: PlanSettings, model: str, kind: str, draft: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redraft.errors import ConfigError, ModelFileError
-from redraft.loading.fetch import PACKAGED, resolve
+from redraft.loading.packaged import PACKAGED, resolve
 from redraft.loading.safetensors import read_json
 from redraft.plan.gguf import spec_from_gguf
 from redraft.plan.hf import spec_from_config
