@@ -33,9 +33,8 @@ class Runner:
         rows = [np.arange(end - w.num_logits, end) for w, end in zip(windows, ends, strict=True)]
         logits = self.model.forward(tokens, self.pool.view(batch), np.concatenate(rows))
         self.pool.end(batch)
-        for window in windows:
-            earlier = self._round.get(window.slot, []) if extend else []
-            self._round[window.slot] = [*earlier, *window.tokens]
+        for window, before in zip(windows, batch.num_before, strict=True):
+            self._round[window.slot] = [*self._round.get(window.slot, [])[:before], *window.tokens]
         return np.split(logits, np.cumsum([w.num_logits for w in windows])[:-1])
 
     def commit(self, slots: Sequence[int], num_consumed: Sequence[int]) -> None:
@@ -55,6 +54,17 @@ class Runner:
                 self.pool.commit(window.slot, len(window.tokens))
         for slot in slots:
             self._round.pop(slot, None)
+
+    def rollback(self, slot: int, position: int) -> None:
+        """Take a slot back to `position`, exactly, or raise `StateError` with nothing changed: see
+        `StatePool.rollback`.
+        """
+        self.pool.rollback(slot, position)
+        self._round.pop(slot, None)
+
+    def can_rollback(self, slot: int, position: int) -> bool:
+        """Whether `rollback` would succeed."""
+        return self.pool.can_rollback(slot, position)
 
     def buffers(self) -> list[Buffer]:
         """Every buffer: the weights as one, then the state."""

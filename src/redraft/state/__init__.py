@@ -3,7 +3,7 @@
 from redraft.state.batch import Batch, Window
 from redraft.state.buffers import DRAFT_CATEGORY, Buffer, bytes_by_category, format_bytes
 from redraft.state.rollback import RollbackPolicy, policy_named
-from redraft.state.slots import Committed, StatePool, state_buffers
+from redraft.state.slots import Committed, SlotStatus, StatePool, state_buffers
 
 __all__ = [
     "DRAFT_CATEGORY",
@@ -11,6 +11,7 @@ __all__ = [
     "Buffer",
     "Committed",
     "RollbackPolicy",
+    "SlotStatus",
     "StatePool",
     "Window",
     "bytes_by_category",

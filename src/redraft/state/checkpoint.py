@@ -1,7 +1,8 @@
 """`checkpoint`: a window runs on the state in place, and a copy keeps the value from before the round.
 
 While the round is open, the copy is the committed state. A commit of everything drops it; any other restores
-it, and the consumed tokens are run through the model again.
+it, and the consumed tokens are run through the model again. Once a round is committed, nothing before it is
+kept.
 """
 
 from __future__ import annotations

@@ -57,6 +57,14 @@ class KVCache:
             return arrays[0], arrays[0][..., : spec.value_dim]
         return arrays[0], arrays[1]
 
+    def layout(self, length: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Names, shapes and dtypes of what `read` returns for `length` rows."""
+        return {
+            f"{name}.{layer}": ((length, *array.shape[2:]), array.dtype.name)
+            for layer, arrays in self._arrays.items()
+            for name, array in zip(("keys", "values"), arrays, strict=False)
+        }
+
     def read(self, slot: int, length: int) -> dict[str, Array]:
         """Copies of a slot's first `length` rows."""
         names = ("keys", "values")

@@ -42,6 +42,7 @@ class Replay(RollbackPolicy):
         self._cursor = {
             layer: np.zeros(num_slots, np.int64) for layer in self.layers
         }  # oldest committed column
+        self._num_kept = np.zeros(num_slots, np.int64)
 
     @staticmethod
     def buffers(layer: RecurrentSpec, depth: int, dtype: str = "float32") -> tuple[Buffer, ...]:
@@ -60,6 +61,10 @@ class Replay(RollbackPolicy):
         """Ring indices of `count` columns, counted from the oldest committed one."""
         ring = self.arrays[layer]["conv"].shape[1]
         return np.asarray((self._cursor[layer][slot] + first + np.arange(count)) % ring)
+
+    def begin(self, batch: Batch) -> None:
+        """A pass folds the pending records and writes over the oldest columns: no way back from here."""
+        self._num_kept[batch.slots] = 0
 
     def short_conv(self, layer: int, x: Array, weight: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
@@ -107,7 +112,19 @@ class Replay(RollbackPolicy):
                 arrays["conv"][slot, self._columns(layer, slot, 0, 1)] = arrays["conv tail"][slot]
             self._cursor[layer][slot] = self._columns(layer, slot, num_consumed, 1)[0]
             self._pending[layer][slot] = num_consumed
+        self._num_kept[slot] = min(num_consumed, self.depth)  # a full round has lost its oldest column
         return True
+
+    def num_kept(self, slot: int) -> int:
+        """The tokens of the last commit, until the next pass folds them."""
+        return int(self._num_kept[slot])
+
+    def go_back(self, slot: int, count: int) -> None:
+        """Lower the cursors: the last records will not be folded, and their columns follow the window."""
+        for layer in self.layers:
+            self._cursor[layer][slot] = self._columns(layer, slot, -count, 1)[0]
+            self._pending[layer][slot] -= count
+        self._num_kept[slot] -= count
 
     def read(self, layer: int, slot: int) -> LayerState:
         """A copy of the committed value, pending records folded in."""
@@ -125,4 +142,4 @@ class Replay(RollbackPolicy):
         arrays, keep = self.arrays[layer], self.layers[layer].conv_width - 1
         arrays["state"][slot] = value.state
         arrays["conv"][slot, self._columns(layer, slot, 0, keep)] = value.conv
-        self._pending[layer][slot] = 0
+        self._pending[layer][slot] = self._num_kept[slot] = 0

@@ -86,6 +86,19 @@ class RollbackPolicy(ABC):
         for layer in self.layers:
             self.write(layer, slot, LayerState(np.zeros(()), np.zeros(())))
 
+    def num_kept(self, slot: int) -> int:  # noqa: ARG002
+        """How many tokens the committed state of a slot can go back by now, exactly. 0: the policy keeps no
+        earlier state once a round is committed.
+        """
+        return 0
+
+    def go_back(self, slot: int, count: int) -> None:
+        """Make the state of `count` tokens ago the committed one, dropping what is proposed.
+
+        `count` is 1 to `num_kept(slot)`; afterwards that many fewer are kept.
+        """
+        raise AssertionError(f"{self.name} keeps nothing to go back to: slot {slot}, {count} tokens")
+
     @abstractmethod
     def read(self, layer: int, slot: int) -> LayerState:
         """A copy of the committed value."""

@@ -1,8 +1,8 @@
 """The pool: all state of one model for a number of slots, how far each slot is, and who may change it.
 
-A slot's committed state is changed by `commit`, `reset` and `write` alone. A pass opens with `begin`, works
-through a `view`, and closes with `end`; until the commit its windows are proposals, and not committing them
-is the rollback.
+A slot's committed state is changed by `commit`, `rollback`, `reset` and `write` alone. A pass opens with
+`begin`, works through a `view`, and closes with `end`; until the commit its windows are proposals, and not
+committing them takes them back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redraft.ops import Array, IntArray, Ops
 from redraft.state.batch import Batch, Window, int_array
 from redraft.state.buffers import Buffer
 from redraft.state.kv import KVCache, kv_buffers
-from redraft.state.rollback import LayerState, RollbackPolicy, policy_named
+from redraft.state.rollback import LayerState, RollbackPolicy, policy_named, state_shape
 
 
 def state_buffers(spec: ModelSpec, config: EngineConfig) -> list[Buffer]:
@@ -50,6 +50,20 @@ class Committed:
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(self.arrays[name]).view(np.uint8).tobytes())
         return digest.hexdigest()
+
+
+Layout = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """Where a slot stands, in tokens of its sequence."""
+
+    position: int  # committed
+    floor: int  # the lowest position that `rollback` reaches now
+    num_proposed: int  # after `position`, not committed
+    depth: int  # at most depth + 1 tokens may be proposed
+    is_valid: bool  # False: never reset, or a pass that moved the state was interrupted
 
 
 class StatePool:
@@ -163,6 +177,58 @@ class StatePool:
         """Tokens proposed on a slot and not committed."""
         return int(self._num_proposed[slot])
 
+    def status(self, slot: int) -> SlotStatus:
+        """Position, floor and open round of a slot. Changes nothing."""
+        if not 0 <= slot < self.config.num_slots:
+            raise StateError(
+                f"slot {slot} does not exist: the pool has slots 0 to {self.config.num_slots - 1}"
+            )
+        position = int(self.position[slot])
+        kept = self._policy.num_kept(slot) if self._policy.layers else position  # rows can always be cut
+        return SlotStatus(
+            position, position - kept, self.num_proposed(slot), self.config.depth, not self._torn[slot]
+        )
+
+    def can_rollback(self, slot: int, position: int) -> bool:
+        """Whether `rollback` to `position` would succeed now. Changes nothing."""
+        status = self.status(slot)
+        return status.is_valid and status.floor <= position <= status.position
+
+    def rollback(self, slot: int, position: int) -> None:
+        """Take a slot back to `position`, exactly, or raise `StateError` with nothing changed.
+
+        What is proposed and not committed is dropped; `position` may be the committed one, which does only
+        that. A position inside the open round is reached by committing part of it, not by a rollback.
+        Below the committed position, `replay` reaches the tokens of the last commit until the next pass
+        begins, at most depth of them; `snapshot` reaches whatever its planes still hold, at most depth
+        tokens; `checkpoint` reaches nothing; a model without recurrent layers reaches every position.
+        A state that was reset, written, or moved by a prompt chunk has no past.
+
+        Rollbacks compose: after one, every lower position that was in reach still is, and going to p and
+        then to q is going to q. Attention rows and recurrent state always agree on the position.
+        """
+        status = self.status(slot)
+        if not self.can_rollback(slot, position):
+            if not status.is_valid:
+                raise StateError(f"slot {slot} holds no valid state: reset it, or restore one, before use")
+            raise StateError(
+                f"slot {slot} is at {status.position} and cannot go back to {position}: policy "
+                f"'{self.config.policy}' still holds {status.floor} to {status.position}; "
+                "reset the slot and run the tokens again"
+            )
+        if self._policy.layers and position < status.position:
+            self._policy.go_back(slot, status.position - position)
+        self.position[slot] = position
+        self._num_proposed[slot] = 0
+
+    def layout(self, position: int) -> Layout:
+        """Shapes and dtypes of a committed value at `position`, by name: what `read` gives, `write` takes."""
+        layout = self._kv.layout(position)
+        for layer, spec in self._policy.layers.items():
+            layout[f"state.{layer}"] = (state_shape(spec), self.config.compute)
+            layout[f"conv.{layer}"] = ((spec.conv_width - 1, spec.conv_channels), self.config.compute)
+        return layout
+
     def read(self, slot: int) -> Committed:
         """A copy of a slot's committed value."""
         position = int(self.position[slot])
@@ -172,7 +238,23 @@ class StatePool:
         return Committed(position, arrays)
 
     def write(self, slot: int, value: Committed) -> None:
-        """Replace a slot's committed value, dropping what is proposed."""
+        """Replace a slot's committed value by a copy of `value`, dropping what is proposed.
+
+        Raises `StateError`, with nothing changed, for a value of another shape, dtype or length.
+        """
+        if value.position > self.config.max_context:
+            raise StateError(
+                f"a state of {value.position} tokens does not fit the context of {self.config.max_context}: "
+                "raise the context"
+            )
+        layout = self.layout(value.position)
+        found = {name: (array.shape, array.dtype.name) for name, array in value.arrays.items()}
+        for name in sorted(layout.keys() | found.keys()):
+            if layout.get(name) != found.get(name):
+                raise StateError(
+                    f"a state whose '{name}' is {_described(found.get(name))} cannot be written: "
+                    f"the slot holds {_described(layout.get(name))}"
+                )
         self._torn[slot] = True
         self._kv.write(slot, value.position, value.arrays)
         for layer in self._policy.layers:
@@ -182,6 +264,10 @@ class StatePool:
         self.position[slot] = value.position
         self._num_proposed[slot] = 0
         self._torn[slot] = False
+
+
+def _described(entry: tuple[tuple[int, ...], str] | None) -> str:
+    return f"{entry[1]} {list(entry[0])}" if entry else "absent"
 
 
 class PoolView:

@@ -32,6 +32,7 @@ class Snapshot(RollbackPolicy):
         super().__init__(*args, **kwargs)
         self._plane = np.zeros(kwargs["num_slots"], np.int64)  # of the committed state
         self._num_planes = self.depth + 1
+        self._num_kept = np.zeros(kwargs["num_slots"], np.int64)  # planes before it that hold its past
 
     @staticmethod
     def buffers(layer: RecurrentSpec, depth: int, dtype: str = "float32") -> tuple[Buffer, ...]:
@@ -47,6 +48,13 @@ class Snapshot(RollbackPolicy):
             return planes
         tail = Buffer("conv tail", "scratch", (layer.conv_channels,), dtype)
         return *planes, *record_buffers(layer, 1, "tail", "scratch", dtype), tail
+
+    def begin(self, batch: Batch) -> None:
+        """A pass writes the planes after the committed one; going round, they reach its oldest past."""
+        for n, slot in enumerate(batch.slots):
+            end = int(batch.num_before[n] + batch.starts[n + 1] - batch.starts[n])
+            spared = 0 if batch.advance[n] else max(self.depth - end, 0)
+            self._num_kept[slot] = min(self._num_kept[slot], spared)
 
     def short_conv(self, layer: int, x: Array, weight: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
@@ -93,7 +101,17 @@ class Snapshot(RollbackPolicy):
         if num_consumed == self._num_planes:
             self._consume_tail(slot)
         self._plane[slot] = (self._plane[slot] + num_consumed) % self._num_planes
+        self._num_kept[slot] = min(self._num_kept[slot] + num_consumed, self.depth)
         return True
+
+    def num_kept(self, slot: int) -> int:
+        """Planes of this sequence's own past that nothing has been written over."""
+        return int(self._num_kept[slot])
+
+    def go_back(self, slot: int, count: int) -> None:
+        """Select an earlier plane."""
+        self._plane[slot] = (self._plane[slot] - count) % self._num_planes
+        self._num_kept[slot] -= count
 
     def _consume_tail(self, slot: int) -> None:
         free = self._plane[slot]  # its state is the oldest of the round, and dead with this commit
@@ -117,3 +135,4 @@ class Snapshot(RollbackPolicy):
         """Replace the committed plane."""
         arrays, plane = self.arrays[layer], self._plane[slot]
         arrays["state"][slot, plane], arrays["conv"][slot, plane] = value
+        self._num_kept[slot] = 0
