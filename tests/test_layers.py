@@ -84,3 +84,25 @@ def test_the_state_is_committed_in_one_place() -> None:
         if _package(path) not in {"runner", "state"}
     ]
     assert sorted(caller.split(":")[0] for caller in callers) == ["engine/engine.py", "speculate/drafters.py"]
+
+
+def test_states_are_written_and_rolled_back_in_one_place() -> None:
+    """Above the runner, a committed state is replaced or taken back by the handover between steps alone (a
+    drafter forwards to its runner; `_restart` resets what an interrupted pass has torn).
+    """
+    callers = {
+        (str(path.relative_to(ROOT)), node.func.attr)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if (node.func.attr == "rollback" or ast.unparse(node.func).endswith(("pool.write", "pool.reset")))
+        if _package(path) not in {"runner", "state"}
+    }
+    assert callers == {
+        ("engine/engine.py", "reset"),
+        ("engine/handover.py", "reset"),
+        ("engine/handover.py", "rollback"),
+        ("engine/handover.py", "write"),
+        ("speculate/drafters.py", "reset"),
+        ("speculate/drafters.py", "rollback"),
+    }

@@ -32,7 +32,9 @@ class EngineConfig:
 
     `num_slots` sequences of at most `max_context` tokens each; a draft of at most `depth` tokens a step (0:
     no speculation, and no memory for it); at most `prefill_chunk` prompt tokens a step, over all requests.
-    `fill` sets every byte of the state memory before first use: a test that nothing unwritten is read.
+    `prefix_bytes` of host memory keep states of prompts for later requests (0: none), taken at the end of a
+    request and after every `prefix_interval` prompt tokens, where a prompt is then cut. `fill` sets every
+    byte of the state memory before first use: a test that nothing unwritten is read.
     """
 
     num_slots: int = 4
@@ -42,6 +44,8 @@ class EngineConfig:
     prefill_chunk: int = 64
     kv_type: KVType = "float32"
     compute: ComputeType = "float32"
+    prefix_bytes: int = 0
+    prefix_interval: int = 256
     fill: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +56,10 @@ class EngineConfig:
         _require(0 <= self.depth <= 64, f"depth must be 0 to 64 draft tokens, not {self.depth}")
         _require(self.policy in POLICIES, f"policy must be one of {', '.join(POLICIES)}, not '{self.policy}'")
         _require(self.prefill_chunk >= 1, f"prefill chunk must be at least 1 token, not {self.prefill_chunk}")
+        _require(self.prefix_bytes >= 0, f"prefix bytes must be 0 (off) or more, not {self.prefix_bytes}")
+        _require(
+            self.prefix_interval >= 1, f"prefix interval must be at least 1 token, not {self.prefix_interval}"
+        )
         _require(
             self.kv_type in KV_TYPES, f"KV type must be one of {', '.join(KV_TYPES)}, not '{self.kv_type}'"
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from redraft.config import EngineConfig
+from redraft.engine.continuation import answer_request, described_request, restore_counters
+from redraft.engine.handover import Handover
+from redraft.engine.prefix import PrefixStats
 from redraft.engine.request import Event, FinishReason, Generation, Request, Status
-from redraft.engine.scheduler import Plan, Scheduler, Work
-from redraft.errors import ConfigError, RequestError
+from redraft.engine.scheduler import Scheduler, Work
+from redraft.errors import ConfigError, RequestError, StateError
 from redraft.loading import TextStream, Tokenizer
 from redraft.models import Model
 from redraft.ops import Array, Ops
@@ -44,7 +48,9 @@ class Engine:
             max_context=config.max_context,
             depth=config.depth,
             prefill_chunk=config.prefill_chunk,
+            interval=config.prefix_interval if config.prefix_bytes else 0,
         )
+        self._handover = Handover(self._runner, self._drafter, self._scheduler, config, model.fingerprint)
         self._num_submitted = 0
         if config.max_context > model.spec.max_context:
             raise ConfigError(
@@ -53,6 +59,11 @@ class Engine:
 
     def submit(self, request: Request) -> Generation:
         """Queue a request. Raises `RequestError` if it can never be served."""
+        generation = self._generation(request)
+        self._scheduler.add(generation)
+        return generation
+
+    def _generation(self, request: Request) -> Generation:
         self._check(request)
         ends = frozenset(request.params.stop_tokens)
         if self._tokenizer is not None and not request.params.ignore_eos:
@@ -60,7 +71,6 @@ class Engine:
         decoder = TextStream(self._tokenizer) if self._tokenizer is not None else None
         generation = Generation(self._num_submitted, request, decoder, ends, self._clock())
         self._num_submitted += 1
-        self._scheduler.add(generation)
         return generation
 
     def _check(self, request: Request) -> None:
@@ -89,6 +99,69 @@ class Engine:
             generation.finish(FinishReason.CANCELLED)
             self._scheduler.release(generation, num_consumed=0)
 
+    def preempt(self, generation: Generation) -> None:
+        """Take a running generation's slot for others; it goes to the end of the queue and on from there.
+
+        Its state goes to the prefix store if there is one, or else its tokens are evaluated again: the text
+        is the same. Raises `RequestError` for a generation that does not run.
+        """
+        if generation.slot is None or generation.status is Status.FINISHED:
+            raise RequestError(
+                f"request {generation.number} is {generation.status}: only a running one can yield"
+            )
+        self._handover.keep(generation.slot, generation)
+        self._scheduler.preempt(generation)
+
+    def fork(self, generation: Generation, num_answers: int) -> list[Generation]:
+        """Further answers from where a generation stands: the same request, tokens and state.
+
+        Answer i of 1 … num_answers has the seed + i (mod 2⁶⁴), so that without output so far it is the answer
+        to a request with that seed. Each takes a slot with a copy of the state, or waits for one and
+        evaluates the tokens again. Raises `RequestError` for a finished generation.
+        """
+        if generation.status is Status.FINISHED:
+            raise RequestError(f"request {generation.number} is finished: submit it again instead")
+        answers = [self._generation(answer_request(generation.request, i)) for i in range(1, num_answers + 1)]
+        for answer in answers:
+            answer.take_over(generation.output, self.config.max_context)
+        self._handover.share(generation, answers)
+        return answers
+
+    def save(self, what: Generation | str) -> bytes:
+        """An unfinished generation, or the state kept for a session by its name, as bytes for `restore`.
+
+        What is saved is the committed value, with nothing pending. Changes nothing. Raises `StateError` for a
+        finished generation or a session without a state. `state.saved.write_file` puts bytes on a disk.
+        """
+        return self._handover.save(what).to_bytes()
+
+    def restore(self, data: bytes) -> Generation | str:
+        """Go on from what `save` returned → the generation, which runs; or the session, which has a slot.
+
+        A generation's further tokens are those it would have had; its times count from here. A draft
+        model's state is not saved and catches up. Raises `StateError` or `RequestError`, with nothing
+        changed, for data that is damaged or of another version, model or type, for what does not fit this
+        engine, and when no slot is free.
+        """
+        saved = self._handover.opened(data)
+        about = saved.about.get("generation")
+        generation = None if about is None else self._revived(about, saved.tokens)
+        self._handover.settle(saved, generation)
+        return generation if generation is not None else str(saved.about["session"])
+
+    def _revived(self, about: Mapping[str, Any], tokens: list[int]) -> Generation:
+        if len(tokens) >= self.config.max_context:
+            raise StateError(
+                f"a generation of {len(tokens)} tokens does not fit the context of "
+                f"{self.config.max_context}: raise the context"
+            )
+        generation = self._generation(described_request(about, tokens, self.config.depth))
+        generation.take_over(tokens[generation.num_prompt :], self.config.max_context)
+        if generation.status is Status.FINISHED:
+            raise StateError("the saved generation would be over here: use the tokenizer it was saved with")
+        restore_counters(generation, about)
+        return generation
+
     def close_session(self, session: str) -> None:
         """Give up the state that a slot keeps for a session."""
         self._scheduler.close_session(session)
@@ -103,35 +176,28 @@ class Engine:
 
         An exception while drafting or in the forward pass loses nothing: the next step tries again.
         """
-        plan = self._schedule()
+        plan = self._scheduler.schedule(self._handover.start)
         try:
             drafts = self._draft(plan)
-            logits = self._runner.forward(_windows(plan, drafts)) if plan.work else []
+            logits = self._runner.forward(_windows(plan, drafts)) if plan else []
         except BaseException:
             self._restart(plan)
             raise
-        tokens = [self._accept(*part) for part in zip(plan.work, drafts, logits, strict=True)]
+        tokens = [self._accept(*part) for part in zip(plan, drafts, logits, strict=True)]
         events, num_consumed = self._append(plan, drafts, tokens)
-        self._commit([work.slot for work in plan.work], num_consumed)
+        self._commit([work.slot for work in plan], num_consumed)
         return self._emit(plan, events)
 
-    def _schedule(self) -> Plan:
-        plan = self._scheduler.schedule()
-        for slot in plan.fresh_slots:
-            self._runner.pool.reset(slot)
-            self._drafter.reset(slot)
-        return plan
-
-    def _restart(self, plan: Plan) -> None:
+    def _restart(self, plan: Sequence[Work]) -> None:
         """After an interrupted pass: verify windows left no trace; prompts that moved a state begin again."""
-        for work in plan.work:
+        for work in plan:
             self._drafter.reset(work.slot)
             if work.prompt or self.config.depth == 0:
                 self._runner.pool.reset(work.slot)
                 work.generation.start(num_cached=0)
 
-    def _draft(self, plan: Plan) -> list[list[int]]:
-        asked = [work for work in plan.work if work.generation.request.depth != 0 and self.config.depth]
+    def _draft(self, plan: Sequence[Work]) -> list[list[int]]:
+        asked = [work for work in plan if work.generation.request.depth != 0 and self.config.depth]
         queries = [
             DraftQuery(
                 work.slot, work.generation.tokens, work.generation.num_prompt, work.generation.request.params,
@@ -140,7 +206,7 @@ class Engine:
             for work in asked
         ]  # fmt: skip
         proposed = dict(zip((work.slot for work in asked), self._drafter.propose(queries), strict=True))
-        return [proposed.get(work.slot, [])[: work.max_draft] for work in plan.work]
+        return [proposed.get(work.slot, [])[: work.max_draft] for work in plan]
 
     def _accept(self, work: Work, draft: Sequence[int], logits: Array) -> list[int] | None:
         """The target's tokens for one window; None where the model's logits are no numbers."""
@@ -161,12 +227,12 @@ class Engine:
         )
 
     def _append(
-        self, plan: Plan, drafts: Sequence[Sequence[int]], tokens: Sequence[list[int] | None]
+        self, plan: Sequence[Work], drafts: Sequence[Sequence[int]], tokens: Sequence[list[int] | None]
     ) -> tuple[list[Event], list[int]]:
         """Give tokens to their generations → news, and how many window tokens each has thereby consumed."""
         now = self._clock()
         events, num_consumed = [], []
-        for work, draft, emitted in zip(plan.work, drafts, tokens, strict=True):
+        for work, draft, emitted in zip(plan, drafts, tokens, strict=True):
             generation = work.generation
             kept, shown = 0, ""
             if emitted is None:
@@ -188,17 +254,22 @@ class Engine:
         for part in (self._runner, self._drafter):
             part.commit(slots, num_consumed)
 
-    def _emit(self, plan: Plan, events: list[Event]) -> list[Event]:
-        for work in plan.work:
+    def _emit(self, plan: Sequence[Work], events: list[Event]) -> list[Event]:
+        for work in plan:
             generation = work.generation
             generation.num_prefilled += len(work.prompt)
+            position = int(self._runner.pool.position[work.slot])
+            healthy = generation.finish_reason is not FinishReason.ERROR
+            if healthy and (generation.finish_reason or self._is_boundary(work, position)):
+                self._handover.keep(work.slot, generation)
             if generation.status is Status.FINISHED:
-                healthy = generation.finish_reason is not FinishReason.ERROR
-                consumed = int(self._runner.pool.position[work.slot]) if healthy else 0
-                self._scheduler.release(generation, consumed)
+                self._scheduler.release(generation, position if healthy else 0)
             elif work.gives_token:
                 generation.status = Status.DECODING
         return [event for event in events if event.tokens or event.text or event.finish_reason]
+
+    def _is_boundary(self, work: Work, position: int) -> bool:
+        return bool(work.prompt) and position % self.config.prefix_interval == 0
 
     def run(self) -> list[Event]:
         """Step until all requests are finished → all news."""
@@ -208,15 +279,23 @@ class Engine:
         return events
 
     def buffers(self) -> list[Buffer]:
-        """Every buffer of the engine and its drafter."""
-        return [*self._runner.buffers(), *self._drafter.buffers()]
+        """Every buffer of the engine and its drafter; of the prefix store, what it holds now."""
+        kept = Buffer("prefix store", "prefix store", (self.prefix_stats.num_bytes,), "uint8")
+        own = [*self._runner.buffers(), *self._drafter.buffers()]
+        return [*own, kept] if self.config.prefix_bytes else own
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """What the prefix store did and holds; zeros where there is none."""
+        prefixes = self._handover.prefixes
+        return prefixes.stats if prefixes else PrefixStats(0, 0, 0, 0, 0)
 
 
-def _windows(plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Window]:
+def _windows(plan: Sequence[Work], drafts: Sequence[Sequence[int]]) -> list[Window]:
     """Prompt chunks are consumed in full; a window to verify is the last token and the draft."""
     return [
         Window(work.slot, work.prompt, num_logits=int(work.gives_token), advance=True)
         if work.prompt
         else Window(work.slot, [work.generation.tokens[-1], *draft], num_logits=1 + len(draft))
-        for work, draft in zip(plan.work, drafts, strict=True)
+        for work, draft in zip(plan, drafts, strict=True)
     ]

@@ -147,10 +147,18 @@ class Generation:
             shown += self.finish(FinishReason.LENGTH)
         return shown
 
+    def take_over(self, output: Sequence[int], max_context: int) -> None:
+        """Continue from tokens that were generated and shown before. Times count from here."""
+        for token in output:
+            self.append(token, self.submitted_s, max_context)
+        self.first_token_s = self.last_token_s = None
+
     def start(self, num_cached: int) -> None:
-        """Begin to prefill, with a state that holds the first `num_cached` tokens."""
+        """Begin to prefill, or to go on, with a state that holds the first `num_cached` tokens."""
         self.status = Status.PREFILLING
-        self.num_cached = self.num_prefilled = num_cached
+        self.num_prefilled = num_cached
+        if len(self.tokens) == self.num_prompt:
+            self.num_cached = num_cached
         self.prefill_end = len(self.tokens)
 
     def finish(self, reason: FinishReason, error: str = "") -> str:

@@ -8,7 +8,7 @@ until another request needs it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from redraft.engine.request import Generation, Status
@@ -35,20 +35,20 @@ class Parked(NamedTuple):
     tokens: list[int]
 
 
-class Plan(NamedTuple):
-    """A step: slots that start from nothing, and the work on all slots."""
-
-    fresh_slots: list[int]
-    work: list[Work]
+Start = Callable[[Generation, int, list[int]], int]  # generation, slot, tokens its state holds → tokens kept
 
 
 class Scheduler:
     """Slots, and the queue for them."""
 
-    def __init__(self, *, num_slots: int, max_context: int, depth: int, prefill_chunk: int) -> None:
+    def __init__(
+        self, *, num_slots: int, max_context: int, depth: int, prefill_chunk: int, interval: int = 0
+    ) -> None:
+        """`interval`: a prompt chunk does not cross a multiple of it (0: no such limit)."""
         self._max_context = max_context
         self._depth = depth
         self._prefill_chunk = prefill_chunk
+        self._interval = interval
         self._waiting: deque[Generation] = deque()
         self._running: dict[int, Generation] = {}  # by slot, in order of admission
         self._free = deque(range(num_slots))
@@ -69,9 +69,12 @@ class Scheduler:
         """Queue a generation."""
         self._waiting.append(generation)
 
-    def schedule(self) -> Plan:
-        """Admit what fits, then give every running generation its part of the step."""
-        fresh = self._admit()
+    def schedule(self, start: Start) -> list[Work]:
+        """Admit what fits, then give every running generation its part of the step.
+
+        `start` brings an admitted generation's slot to a state of its first tokens and says of how many.
+        """
+        self._admit(start)
         budget = self._prefill_chunk
         work = []
         for slot, generation in self._running.items():
@@ -81,11 +84,13 @@ class Scheduler:
             elif budget > 0:
                 first = generation.num_prefilled
                 end = min(first + budget, generation.prefill_end)
+                if self._interval:
+                    end = min(end, (first // self._interval + 1) * self._interval)
                 budget -= end - first
                 last = end == generation.prefill_end
                 prompt = generation.tokens[first:end]
                 work.append(Work(generation, slot, prompt, gives_token=last, max_draft=0))
-        return Plan(fresh, work)
+        return work
 
     def _max_draft(self, generation: Generation) -> int:
         wanted = self._depth if generation.request.depth is None else generation.request.depth
@@ -94,35 +99,66 @@ class Scheduler:
         )  # one place more than drafts: the bonus has no row yet
         return max(0, min(wanted, generation.num_left - 1, room - 1))
 
-    def _admit(self) -> list[int]:
-        fresh = []
+    def _admit(self, start: Start) -> None:
         while self._waiting:
             generation = self._waiting[0]
-            slot, num_cached = self._find_slot(generation)
-            if slot is None:
+            claimed = self.claim(generation.request.session)
+            if claimed is None:
                 break
+            try:
+                num_held = start(generation, *claimed)
+            except BaseException:
+                self.give_back(claimed[0])
+                raise
             self._waiting.popleft()
-            generation.slot = slot
-            generation.start(num_cached)
-            self._running[slot] = generation
-            if num_cached == 0:
-                fresh.append(slot)
-        return fresh
+            self.run(generation, claimed[0], num_held)
 
-    def _find_slot(self, generation: Generation) -> tuple[int | None, int]:
-        """A slot, and how many prompt tokens its state has consumed already."""
-        own = [s for s, parked in self._parked.items() if parked.session == generation.request.session]
-        if own:
-            held = self._parked.pop(own[0]).tokens
-            goes_on = len(held) < generation.num_prompt and generation.tokens[: len(held)] == held
-            return own[0], len(held) if goes_on else 0
+    def claim(self, session: str | None) -> tuple[int, list[int]] | None:
+        """Take a slot that nobody runs on: the session's own, a free one, or the least recently used parked
+        one → the slot, and the tokens that its state has consumed (none where that is of no use).
+
+        The caller has to `run`, `park` or `give_back` it.
+        """
+        for slot, parked in self._parked.items():
+            if parked.session == session:
+                del self._parked[slot]
+                return slot, parked.tokens
         if self._free:
-            return self._free.popleft(), 0
+            return self._free.popleft(), []
         if self._parked:
             slot = next(iter(self._parked))
             del self._parked[slot]
-            return slot, 0
-        return None, 0
+            return slot, []
+        return None
+
+    def run(self, generation: Generation, slot: int, num_held: int) -> None:
+        """Run a generation on a claimed slot, whose state has consumed its first `num_held` tokens."""
+        generation.slot = slot
+        generation.start(num_held)
+        self._running[slot] = generation
+
+    def park(self, slot: int, session: str, tokens: list[int]) -> None:
+        """Keep a claimed slot, whose state has consumed `tokens`, for a session."""
+        self._parked[slot] = Parked(session, tokens)
+
+    def parked(self, session: str) -> tuple[int, list[int]] | None:
+        """The slot that waits for a session, and the tokens its state has consumed."""
+        return next(((s, p.tokens) for s, p in self._parked.items() if p.session == session), None)
+
+    def give_back(self, slot: int) -> None:
+        """Free a claimed slot."""
+        self._free.append(slot)
+
+    def preempt(self, generation: Generation) -> None:
+        """Take a running generation's slot away and put it at the end of the queue."""
+        slot = generation.slot
+        assert slot is not None, "checked by the engine"
+        del self._running[slot]
+        self._free.append(slot)
+        generation.slot = None
+        generation.status = Status.WAITING
+        self._waiting.append(generation)
+        self.check()
 
     def release(self, generation: Generation, num_consumed: int) -> None:
         """A generation is over: park its slot for its session, with the tokens its state has consumed, or

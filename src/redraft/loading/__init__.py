@@ -11,6 +11,7 @@ from pathlib import Path
 from redraft.config import ComputeType
 from redraft.errors import ModelFileError
 from redraft.loading import gguf, safetensors, tokenizer
+from redraft.loading.fingerprint import model_fingerprint, tensor_digest
 from redraft.loading.packaged import fetch, resolve
 from redraft.loading.tokenizer import TextStream, Tokenizer
 from redraft.models import Family, Metadata, Model, ModelSpec, TensorSource, family_for_gguf, family_for_hf
@@ -44,8 +45,11 @@ class ModelFile:
     def load(
         self, ops: Ops, compute: ComputeType = "float32", on_tensor: Callable[[], None] = lambda: None
     ) -> Model:
-        """Read the weights; `on_tensor` is called after each."""
-        return self._family.build(self.spec, _Counted(self._source, on_tensor), ops, compute)
+        """Read the weights; `on_tensor` is called after each. The model gets its fingerprint on the way."""
+        source = _Observed(self._source, on_tensor)
+        model = self._family.build(self.spec, source, ops, compute)
+        model.fingerprint = model_fingerprint(self.spec, source.digests)
+        return model
 
     def require_same_vocabulary(self, draft: ModelFile) -> None:
         """Raise unless a token means the same to a draft model as to this one."""
@@ -66,10 +70,11 @@ class ModelFile:
         return self.tokenizer
 
 
-class _Counted:
-    """A source that reports each read."""
+class _Observed:
+    """A source that reports each read and keeps a digest of what was read."""
 
     def __init__(self, source: TensorSource, on_tensor: Callable[[], None]) -> None:
+        self.digests: dict[str, str] = {}
         self._source = source
         self._on_tensor = on_tensor
         self.names = source.names
@@ -77,6 +82,7 @@ class _Counted:
     def read(self, name: str) -> RawTensor:
         """See `TensorSource`."""
         tensor = self._source.read(name)
+        self.digests[name] = tensor_digest(tensor)
         self._on_tensor()
         return tensor
 

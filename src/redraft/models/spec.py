@@ -85,6 +85,8 @@ class StateView(Protocol):
 class Model(Protocol):
     """Weights and arithmetic of one model; knows nothing of slots, drafts or requests."""
 
+    fingerprint: str  # which spec and weights these are: see `loading.fingerprint`, which sets it
+
     @property
     def spec(self) -> ModelSpec:
         """The model in numbers."""

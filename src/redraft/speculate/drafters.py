@@ -35,6 +35,9 @@ class Drafter(Protocol):
     def reset(self, slot: int) -> None:
         """The slot begins a new sequence."""
 
+    def rewind(self, slot: int, position: int) -> None:
+        """Of the slot's sequence only the first `position` tokens remain."""
+
     def buffers(self) -> list[Buffer]:
         """Memory that the drafter owns."""
 
@@ -46,6 +49,9 @@ class Stateless:
         """Nothing to do."""
 
     def reset(self, slot: int) -> None:
+        """Nothing to do."""
+
+    def rewind(self, slot: int, position: int) -> None:
         """Nothing to do."""
 
     def buffers(self) -> list[Buffer]:
@@ -152,6 +158,13 @@ class DraftModel:
     def reset(self, slot: int) -> None:
         """See `Drafter.reset`."""
         self._runner.pool.reset(slot)
+
+    def rewind(self, slot: int, position: int) -> None:
+        """See `Drafter.rewind`. A state that cannot go back begins anew and catches up."""
+        if self._runner.can_rollback(slot, position):
+            self._runner.rollback(slot, position)
+        elif self._runner.pool.position[slot] > position:
+            self.reset(slot)
 
     def buffers(self) -> list[Buffer]:
         """The model's weights and state, under the draft's categories."""

@@ -8,6 +8,7 @@ committing them takes them back.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -229,19 +230,14 @@ class StatePool:
             layout[f"conv.{layer}"] = ((spec.conv_width - 1, spec.conv_channels), self.config.compute)
         return layout
 
-    def read(self, slot: int) -> Committed:
-        """A copy of a slot's committed value."""
-        position = int(self.position[slot])
-        arrays = self._kv.read(slot, position)
-        for layer in self._policy.layers:
-            arrays[f"state.{layer}"], arrays[f"conv.{layer}"] = self._policy.read(layer, slot)
-        return Committed(position, arrays)
+    def value_bytes(self, position: int) -> int:
+        """Bytes of a committed value at `position`."""
+        return sum(
+            math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.layout(position).values()
+        )
 
-    def write(self, slot: int, value: Committed) -> None:
-        """Replace a slot's committed value by a copy of `value`, dropping what is proposed.
-
-        Raises `StateError`, with nothing changed, for a value of another shape, dtype or length.
-        """
+    def require_fits(self, value: Committed) -> None:
+        """Raise `StateError` for a value of another shape, dtype or length than a slot of this pool holds."""
         if value.position > self.config.max_context:
             raise StateError(
                 f"a state of {value.position} tokens does not fit the context of {self.config.max_context}: "
@@ -253,8 +249,23 @@ class StatePool:
             if layout.get(name) != found.get(name):
                 raise StateError(
                     f"a state whose '{name}' is {_described(found.get(name))} cannot be written: "
-                    f"the slot holds {_described(layout.get(name))}"
+                    f"a slot holds {_described(layout.get(name))}; use the model it was read from"
                 )
+
+    def read(self, slot: int) -> Committed:
+        """A copy of a slot's committed value."""
+        position = int(self.position[slot])
+        arrays = self._kv.read(slot, position)
+        for layer in self._policy.layers:
+            arrays[f"state.{layer}"], arrays[f"conv.{layer}"] = self._policy.read(layer, slot)
+        return Committed(position, arrays)
+
+    def write(self, slot: int, value: Committed) -> None:
+        """Replace a slot's committed value by a copy of `value`, dropping what is proposed.
+
+        Raises `StateError`, with nothing changed, where `require_fits` does.
+        """
+        self.require_fits(value)
         self._torn[slot] = True
         self._kv.write(slot, value.position, value.arrays)
         for layer in self._policy.layers:
