@@ -97,7 +97,7 @@ class DraftModel:
     It samples with the target's noise, one token at a time, each window extending the round before anything
     is committed. Its state may lag the target's by one token, the last draft of a fully accepted window; the
     next round begins with that token. A slot further behind catches up by a chunk and proposes nothing in
-    that step.
+    that step. Where its own context ends it proposes nothing more.
     """
 
     def __init__(self, model: Model, config: EngineConfig, ops: Ops, vocab_size: int | None = None) -> None:
@@ -105,12 +105,17 @@ class DraftModel:
         self._num_shared = min(model.spec.vocab_size, vocab_size or model.spec.vocab_size)
         self._runner = Runner(model, config, ops)
         self._chunk = config.prefill_chunk
+        self._max_context = min(config.max_context, model.spec.max_context)
         self._ops = ops
         self._lag: dict[int, int] = {}  # of slots with an open round: tokens it began behind the target
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[list[int]]:
         """See `Drafter.propose`."""
         self._lag = {}
+        room = [self._max_context - len(q.tokens) + 1 for q in queries]  # the last guess needs no row
+        queries = [
+            q._replace(max_draft=max(0, min(q.max_draft, r))) for q, r in zip(queries, room, strict=True)
+        ]
         drafts: list[list[int]] = [[] for _ in queries]
         windows: dict[int, Window] = {}  # by query
         for i, query in enumerate(queries):
@@ -118,7 +123,7 @@ class DraftModel:
             pending = [min(token, self._num_shared - 1) for token in unseen]
             if query.max_draft and len(pending) <= 2:
                 windows[i] = Window(query.slot, pending, num_logits=1)
-            elif behind := pending[:-1][: self._chunk]:
+            elif room[i] > 0 and (behind := pending[:-1][: self._chunk]):
                 windows[i] = Window(query.slot, behind, num_logits=0, advance=True)
             if i in windows:
                 self._lag[query.slot] = len(pending) - 1
