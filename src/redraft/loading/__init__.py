@@ -54,12 +54,14 @@ class ModelFile:
     def require_same_vocabulary(self, draft: ModelFile) -> None:
         """Raise unless a token means the same to a draft model as to this one."""
         if self.tokenizer is not None and draft.tokenizer is not None:
-            same = self.tokenizer.vocabulary() == draft.tokenizer.vocabulary()
+            own, other = self.tokenizer.vocabulary(), draft.tokenizer.vocabulary()
+            differing = {number for _, number in own.items() ^ other.items()}
+            where = f" from token {min(differing)} on" if differing else ""
         else:
-            same = self.spec.vocab_size == draft.spec.vocab_size
-        if not same:
+            where = "" if self.spec.vocab_size == draft.spec.vocab_size else " (their sizes differ)"
+        if where:
             raise ModelFileError(
-                f"draft model '{draft.name}' has another vocabulary than '{self.name}': "
+                f"draft model '{draft.name}' has another vocabulary than '{self.name}'{where}: "
                 "its tokens would mean something else; use a draft model of the same family"
             )
 
