@@ -39,3 +39,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     broken = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert broken == []
+
+
+def test_the_examples_about_state_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "state.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    names: dict[str, object] = {"MODEL": ROOT / "tests" / "fixtures" / "kimi_k3.gguf"}
+    exec(code, names)
+    assert {path.name for path in tmp_path.iterdir()} == {"generation.state", "a.state"}
+    assert names["runner"].pool.status(0).position == 1  # type: ignore[attr-defined]

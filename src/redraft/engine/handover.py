@@ -73,7 +73,7 @@ class Handover:
             if claimed is None or value is None:
                 self._scheduler.add(answer)
             else:
-                self._write(claimed[0], value)
+                self._occupy(claimed[0], value)
                 self._scheduler.run(answer, claimed[0], value.position)
 
     def save(self, what: Generation | str) -> SavedState:
@@ -114,11 +114,19 @@ class Handover:
         if claimed is None:
             raise StateError("no slot is free for the saved state: finish, cancel or preempt a request first")
         slot, position = claimed[0], saved.value.position
-        self._write(slot, saved.value)
+        self._occupy(slot, saved.value)
         if generation is not None:
             self._scheduler.run(generation, slot, position)
         else:
             self._scheduler.park(slot, str(session), saved.tokens[:position])
+
+    def _occupy(self, slot: int, value: Committed) -> None:
+        """Write to a claimed slot, which is free again if that fails."""
+        try:
+            self._write(slot, value)
+        except BaseException:
+            self._scheduler.give_back(slot)
+            raise
 
     def _write(self, slot: int, value: Committed) -> None:
         """Give a slot a copy of a state; the drafter has to catch up."""

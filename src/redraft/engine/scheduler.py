@@ -138,7 +138,8 @@ class Scheduler:
         self._running[slot] = generation
 
     def park(self, slot: int, session: str, tokens: list[int]) -> None:
-        """Keep a claimed slot, whose state has consumed `tokens`, for a session."""
+        """Keep a claimed slot, whose state has consumed `tokens`, for a session; an earlier one is freed."""
+        self.close_session(session)
         self._parked[slot] = Parked(session, tokens)
 
     def parked(self, session: str) -> tuple[int, list[int]] | None:
@@ -171,7 +172,7 @@ class Scheduler:
         del self._running[slot]
         session = generation.request.session
         if session is not None and num_consumed:
-            self._parked[slot] = Parked(session, generation.tokens[:num_consumed])
+            self.park(slot, session, generation.tokens[:num_consumed])
         else:
             self._free.append(slot)
         self.check()
