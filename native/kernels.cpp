@@ -1,0 +1,290 @@
+#include "kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "simd.h"
+
+namespace redraft::ISA {
+namespace {
+
+constexpr Index kMaxKeyDim = 512, kMaxValueDim = 1024;
+constexpr Index kPositions = 64;  // of attention, taken together
+
+// Apply f to sixteen numbers at a time; a rest goes through the same lanes, so that place does not matter.
+template <class F>
+void map(Index count, float* y, F f) {
+  Index i = 0;
+  for (; i + 16 <= count; i += 16) store(y + i, f(i, 16));
+  if (i == count) return;
+  alignas(64) float rest[16];
+  store(rest, f(i, count - i));
+  std::copy(rest, rest + (count - i), y + i);
+}
+
+V16 load_some(const float* p, Index count) {
+  if (count == 16) return load(p);
+  alignas(64) float lane[16] = {};
+  std::copy(p, p + count, lane);
+  return load(lane);
+}
+
+float sum_of_squares(const float* x, Index dim) {
+  V16 acc = zero();
+  for (Index i = 0; i < dim; i += 16) {
+    const V16 v = load_some(x + i, std::min<Index>(16, dim - i));
+    acc = fma(v, v, acc);
+  }
+  return sum(acc);
+}
+
+float dot(const float* a, const float* b, Index dim) {
+  V16 acc = zero();
+  for (Index i = 0; i < dim; i += 16) {
+    const Index n = std::min<Index>(16, dim - i);
+    acc = fma(load_some(a + i, n), load_some(b + i, n), acc);
+  }
+  return sum(acc);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, float* y, Index rows, Index dim) {
+  for (Index r = 0; r < rows; ++r, x += dim, y += dim) {
+    const V16 factor = set1(1.0f / std::sqrt(sum_of_squares(x, dim) / static_cast<float>(dim) + eps));
+    map(dim, y, [&](Index i, Index n) { return mul(load_some(weight + i, n), mul(load_some(x + i, n), factor)); });
+  }
+}
+
+void l2_norm(const float* x, float eps, float* y, Index rows, Index dim) {
+  for (Index r = 0; r < rows; ++r, x += dim, y += dim) {
+    const V16 factor = set1(1.0f / std::sqrt(sum_of_squares(x, dim) + eps));
+    map(dim, y, [&](Index i, Index n) { return mul(load_some(x + i, n), factor); });
+  }
+}
+
+void sigmoid_of(const float* x, float* y, Index count) {
+  map(count, y, [&](Index i, Index n) { return sigmoid(load_some(x + i, n)); });
+}
+
+void swiglu(const float* a, const float* b, float* y, Index count) {
+  map(count, y, [&](Index i, Index n) {
+    const V16 gate = load_some(a + i, n);
+    return mul(mul(gate, sigmoid(gate)), load_some(b + i, n));
+  });
+}
+
+void situ(const float* a, const float* b, float beta, float linear_beta, float* y, Index count) {
+  map(count, y, [&](Index i, Index n) {
+    const V16 gate = load_some(a + i, n), capped = mul(set1(beta), tanh(div(gate, set1(beta))));
+    V16 up = load_some(b + i, n);
+    if (linear_beta > 0) up = mul(set1(linear_beta), tanh(div(up, set1(linear_beta))));
+    return mul(mul(capped, sigmoid(gate)), up);
+  });
+}
+
+void decay(const float* f, const float* neg_exp_a, const float* bound, float* y, Index rows, Index heads, Index dim) {
+  for (Index r = 0; r < rows * heads; ++r, f += dim, y += dim) {
+    const float a = neg_exp_a[r % heads];
+    if (bound != nullptr) {
+      map(dim, y, [&](Index i, Index n) {
+        return exp(mul(set1(*bound), sigmoid(mul(set1(-a), load_some(f + i, n)))));
+      });
+      continue;
+    }
+    alignas(64) float softplus[kMaxKeyDim];
+    for (Index i = 0; i < dim; ++i) softplus[i] = std::max(f[i], 0.0f) + std::log1p(std::exp(-std::fabs(f[i])));
+    map(dim, y, [&](Index i, Index n) { return exp(mul(set1(a), load_some(softplus + i, n))); });
+  }
+}
+
+void rope(const float* x, const float* cos, const float* sin, float* y, Index heads, Index dim, Index half) {
+  for (Index h = 0; h < heads; ++h, x += dim, y += dim) {
+    for (Index i = 0; i < half; ++i) {
+      y[i] = x[i] * cos[i] - x[half + i] * sin[i];
+      y[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
+    }
+    std::copy(x + 2 * half, x + dim, y + 2 * half);
+  }
+}
+
+// Channels [first, end) of one window; taps [W][C].
+void short_conv(const float* x, const float* taps, const float* history, float* y, Index rows, Index channels,
+                Index width, Index first, Index end) {
+  for (Index t = 0; t < rows; ++t) {
+    map(end - first, y + t * channels + first, [&](Index i, Index n) {
+      V16 total = zero();
+      for (Index tap = 0; tap < width; ++tap) {
+        const Index from = t + tap - (width - 1);  // before the window where negative
+        const float* input = from < 0 ? history + (from + width - 1) * channels : x + from * channels;
+        total = fma(load_some(input + first + i, n), load_some(taps + tap * channels + first + i, n), total);
+      }
+      return mul(total, sigmoid(total));
+    });
+  }
+}
+
+void dot_rows(const float* w, const float* x, float* y, Index rows, Index columns) {
+  for (Index r = 0; r < rows; ++r) y[r] = dot(w + r * columns, x, columns);
+}
+
+// A block of 16 value columns of one head's state, rows by key: the unit of the scan, small enough for the L1 cache.
+struct Block {
+  alignas(64) float s[kMaxKeyDim][16];
+};
+
+void load_block(Block& block, const float* state, Index keys, Index values, Index column, Index width) {
+  for (Index i = 0; i < keys; ++i) store(block.s[i], load_some(state + i * values + column, width));
+}
+
+void store_block(const Block& block, float* state, Index keys, Index values, Index column, Index width) {
+  for (Index i = 0; i < keys; ++i) std::copy(block.s[i], block.s[i] + width, state + i * values + column);
+}
+
+// S ← diag(decay) S + k uᵀ. The scan below does exactly these operations, so folding gives the bits of scanning.
+void fold(Block& block, const float* decay, Index decay_step, const float* k, V16 u, Index keys) {
+  for (Index i = 0; i < keys; ++i) {
+    const V16 decayed = mul(load(block.s[i]), set1(decay[i * decay_step]));
+    store(block.s[i], fma(set1(k[i]), u, decayed));
+  }
+}
+
+// One token: S ← diag(decay) S; u = β (v − Sᵀk); S ← S + k uᵀ; o = Sᵀq.
+V16 step(Block& block, const float* q, const float* k, V16 v, const float* decay, Index decay_step, float beta,
+         Index keys, V16& u) {
+  V16 read[4] = {zero(), zero(), zero(), zero()};
+  for (Index i = 0; i < keys; ++i) {
+    const V16 decayed = mul(load(block.s[i]), set1(decay[i * decay_step]));
+    store(block.s[i], decayed);
+    read[i % 4] = fma(set1(k[i]), decayed, read[i % 4]);
+  }
+  u = mul(set1(beta), sub(v, add(add(read[0], read[1]), add(read[2], read[3]))));
+  V16 out[4] = {zero(), zero(), zero(), zero()};
+  for (Index i = 0; i < keys; ++i) {
+    const V16 updated = fma(set1(k[i]), u, load(block.s[i]));
+    store(block.s[i], updated);
+    out[i % 4] = fma(set1(q[i]), updated, out[i % 4]);
+  }
+  return add(add(out[0], out[1]), add(out[2], out[3]));
+}
+
+void scan(const Scan& call, const ScanWindow& window, Index head, Index column) {
+  const auto& [heads, value_heads, keys, values, decay_dim] = call.shape;
+  const Index width = std::min<Index>(16, values - column), decay_step = decay_dim == 1 ? 0 : 1;
+  const Index key_head = head * heads / value_heads, size = keys * values, slot_size = value_heads * size;
+  const Index planes = std::max<Index>(call.num_planes, 1);
+  float* slot = call.state + window.slot * planes * slot_size + head * size;
+  float* start = slot + (call.num_planes ? window.plane * slot_size : 0);
+  Block block;
+  load_block(block, start, keys, values, column, width);
+  for (Index r = 0; r < window.num_folded + window.num_replayed; ++r) {
+    const Index record = window.slot * call.num_records + r;
+    fold(block, call.record_decay + (record * value_heads + head) * decay_dim, decay_step,
+         call.record_k + (record * heads + key_head) * keys,
+         load_some(call.record_u + (record * value_heads + head) * values + column, width), keys);
+  }
+  if (window.num_folded) store_block(block, start, keys, values, column, width);
+  for (Index row = window.first; row < window.end; ++row) {
+    const Index at = row * value_heads + head, token = row - window.first;
+    alignas(64) float lanes[16];
+    V16 u;
+    const V16 o = step(block, call.q + (row * heads + key_head) * keys, call.k + (row * heads + key_head) * keys,
+                       load_some(call.v + at * values + column, width), call.decay + at * decay_dim, decay_step,
+                       call.beta[at], keys, u);
+    store(lanes, o);
+    std::copy(lanes, lanes + width, call.out + at * values + column);
+    if (window.advance) continue;
+    const Index plane = call.num_planes ? (window.plane + 1 + token) % call.num_planes : 0;
+    if (call.num_planes && plane != window.last) {
+      store_block(block, slot + plane * slot_size, keys, values, column, width);
+      continue;
+    }
+    const Index record = window.slot * call.num_records + (call.num_planes ? 0 : window.num_replayed + token);
+    store(lanes, u);
+    std::copy(lanes, lanes + width, call.record_u + (record * value_heads + head) * values + column);
+  }
+  if (window.advance) store_block(block, start, keys, values, column, width);
+}
+
+template <class T>
+V16 load_kv(const T* p, Index count);
+
+template <>
+V16 load_kv(const float* p, Index count) {
+  return load_some(p, count);
+}
+
+template <>
+V16 load_kv(const uint16_t* p, Index count) {
+  if (count == 16) return load_bf16(p);
+  alignas(64) uint16_t lane[16] = {};
+  std::copy(p, p + count, lane);
+  return load_bf16(lane);
+}
+
+// One head of one row over `length` positions, in blocks of 64 in order, with a running maximum.
+template <class T>
+void attend(const AttentionShape& shape, const float* q, const T* keys, const T* values, Index length, float* out) {
+  alignas(64) float acc[kMaxValueDim] = {}, scores[kPositions];
+  float highest = -std::numeric_limits<float>::infinity(), total = 0.0f;
+  for (Index first = 0; first < length; first += kPositions) {
+    const Index count = std::min(kPositions, length - first);
+    float block_highest = -std::numeric_limits<float>::infinity();
+    for (Index p = 0; p < count; ++p) {
+      const T* key = keys + (first + p) * shape.key_step;
+      V16 product = zero();
+      for (Index i = 0; i < shape.key_dim; i += 16) {
+        const Index n = std::min<Index>(16, shape.key_dim - i);
+        product = fma(load_some(q + i, n), load_kv(key + i, n), product);
+      }
+      scores[p] = sum(product) * shape.scale;
+      block_highest = std::max(block_highest, scores[p]);
+    }
+    std::fill(scores + count, scores + kPositions, -std::numeric_limits<float>::infinity());
+    const float above = std::max(highest, block_highest);
+    alignas(64) float correction[16];
+    store(correction, exp(set1(highest - above)));
+    const float old = first == 0 ? 0.0f : correction[0];
+    V16 sums = zero();
+    for (Index p = 0; p < count; p += 16) {
+      V16 e = exp(sub(load(scores + p), set1(above)));
+      store(scores + p, e);
+      for (Index lane = count - p; lane < 16; ++lane) scores[p + lane] = 0.0f;
+      sums = add(sums, load(scores + p));
+    }
+    total = total * old + sum(sums);
+    for (Index i = 0; i < shape.value_dim; i += 16) {
+      const Index n = std::min<Index>(16, shape.value_dim - i);
+      V16 sum_of_values = mul(load(acc + i), set1(old));
+      for (Index p = 0; p < count; ++p)
+        sum_of_values = fma(set1(scores[p]), load_kv(values + (first + p) * shape.value_step + i, n), sum_of_values);
+      store(acc + i, sum_of_values);
+    }
+    highest = above;
+  }
+  const V16 inverse = set1(1.0f / total);
+  map(shape.value_dim, out, [&](Index i, Index) { return mul(load(acc + i), inverse); });
+}
+
+void attention(const AttentionShape& shape, const float* q, const void* keys, const void* values, Index length,
+               float* out) {
+  if (shape.half) {
+    attend(shape, q, static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values), length, out);
+  } else {
+    attend(shape, q, static_cast<const float*>(keys), static_cast<const float*>(values), length, out);
+  }
+}
+
+void weighted_sum(const float* parts, const float* weights, Index count, float* y, Index dim) {
+  map(dim, y, [&](Index i, Index n) {
+    V16 total = zero();
+    for (Index j = 0; j < count; ++j) total = fma(set1(weights[j]), load_some(parts + j * dim + i, n), total);
+    return total;
+  });
+}
+
+}  // namespace
+
+const Kernels kTable = {rms_norm,   l2_norm,  sigmoid_of, swiglu,    situ,        decay, rope,
+                        short_conv, dot_rows, scan,       attention, weighted_sum};
+
+}  // namespace redraft::ISA
