@@ -91,9 +91,9 @@ void gemm_blocks(const Matrix& w, std::ptrdiff_t expert, const Rows& x, float* y
   }
 }
 
-void quantize_rows(const float* x, std::ptrdiff_t count, std::ptrdiff_t columns, Rows& out) {
+void quantize_rows(const float* x, std::ptrdiff_t columns, std::ptrdiff_t first, std::ptrdiff_t end, Rows& out) {
   const std::ptrdiff_t groups = out.columns / kGroup;
-  for (std::ptrdiff_t r = 0; r < count; ++r) {
+  for (std::ptrdiff_t r = first; r < end; ++r) {
     for (std::ptrdiff_t g = 0; g < groups; ++g) {
       alignas(64) float values[kGroup] = {};
       const std::ptrdiff_t have = std::min(kGroup, columns - g * kGroup);

@@ -9,8 +9,7 @@
 namespace redraft::ISA {
 namespace {
 
-constexpr Index kMaxKeyDim = 512, kMaxValueDim = 1024;
-constexpr Index kPositions = 64;  // of attention, taken together
+constexpr Index kPositions = kAttentionPositions, kQueries = kAttentionQueries;
 
 // Apply f to sixteen numbers at a time; a rest goes through the same lanes, so that place does not matter.
 template <class F>
@@ -221,56 +220,100 @@ V16 load_kv(const uint16_t* p, Index count) {
   return load_bf16(lane);
 }
 
-// One head of one row over `length` positions, in blocks of 64 in order, with a running maximum.
+// Keys of up to 64 positions with the positions as lanes: [key_dim][64]. Queries that share them read them from here.
 template <class T>
-void attend(const AttentionShape& shape, const float* q, const T* keys, const T* values, Index length, float* out) {
-  alignas(64) float acc[kMaxValueDim] = {}, scores[kPositions];
-  float highest = -std::numeric_limits<float>::infinity(), total = 0.0f;
-  for (Index first = 0; first < length; first += kPositions) {
-    const Index count = std::min(kPositions, length - first);
-    float block_highest = -std::numeric_limits<float>::infinity();
-    for (Index p = 0; p < count; ++p) {
-      const T* key = keys + (first + p) * shape.key_step;
-      V16 product = zero();
-      for (Index i = 0; i < shape.key_dim; i += 16) {
-        const Index n = std::min<Index>(16, shape.key_dim - i);
-        product = fma(load_some(q + i, n), load_kv(key + i, n), product);
-      }
-      scores[p] = sum(product) * shape.scale;
-      block_highest = std::max(block_highest, scores[p]);
+void turn_keys(const AttentionShape& shape, const T* keys, Index count, float* turned) {
+  for (Index p = 0; p < count; p += 16) {
+    for (Index i = 0; i < shape.key_dim; i += 16) {
+      const Index width = std::min<Index>(16, shape.key_dim - i);
+      V16 rows[16];
+      for (Index r = 0; r < 16; ++r)
+        rows[r] = p + r < count ? load_kv(keys + (p + r) * shape.key_step + i, width) : zero();
+      transpose(rows);
+      for (Index c = 0; c < width; ++c) store(turned + (i + c) * kPositions + p, rows[c]);
     }
-    std::fill(scores + count, scores + kPositions, -std::numeric_limits<float>::infinity());
-    const float above = std::max(highest, block_highest);
-    alignas(64) float correction[16];
-    store(correction, exp(set1(highest - above)));
-    const float old = first == 0 ? 0.0f : correction[0];
-    V16 sums = zero();
-    for (Index p = 0; p < count; p += 16) {
-      V16 e = exp(sub(load(scores + p), set1(above)));
-      store(scores + p, e);
-      for (Index lane = count - p; lane < 16; ++lane) scores[p + lane] = 0.0f;
-      sums = add(sums, load(scores + p));
-    }
-    total = total * old + sum(sums);
-    for (Index i = 0; i < shape.value_dim; i += 16) {
-      const Index n = std::min<Index>(16, shape.value_dim - i);
-      V16 sum_of_values = mul(load(acc + i), set1(old));
-      for (Index p = 0; p < count; ++p)
-        sum_of_values = fma(set1(scores[p]), load_kv(values + (first + p) * shape.value_step + i, n), sum_of_values);
-      store(acc + i, sum_of_values);
-    }
-    highest = above;
   }
-  const V16 inverse = set1(1.0f / total);
-  map(shape.value_dim, out, [&](Index i, Index) { return mul(load(acc + i), inverse); });
 }
 
-void attention(const AttentionShape& shape, const float* q, const void* keys, const void* values, Index length,
-               float* out) {
+// What one query has seen so far: its largest score, and sums of weights and of weighted values relative to it.
+struct Running {
+  float highest, total;
+  float* values;  // [value_dim], padded to 16
+};
+
+template <class T>
+void attend_block(const AttentionShape& shape, const float* q, const float* turned, const T* values, Index count,
+                  Running& so_far) {
+  alignas(64) float scores[kPositions];
+  V16 block_highest = set1(-std::numeric_limits<float>::infinity());
+  for (Index p = 0; p < kPositions; p += 16) {
+    V16 score = set1(-std::numeric_limits<float>::infinity());
+    if (p < count) {
+      score = zero();
+      for (Index i = 0; i < shape.key_dim; ++i) score = fma(set1(q[i]), load(turned + i * kPositions + p), score);
+      score = first_lanes(mul(score, set1(shape.scale)), count - p, -std::numeric_limits<float>::infinity());
+    }
+    store(scores + p, score);
+    block_highest = max(block_highest, score);
+  }
+  const float highest = std::max(so_far.highest, max_of(block_highest));
+  alignas(64) float correction[16];
+  store(correction, exp(set1(so_far.highest - highest)));
+  const V16 old = set1(correction[0]);
+  V16 sums = zero();
+  for (Index p = 0; p < count; p += 16) {
+    const V16 e = first_lanes(exp(sub(load(scores + p), set1(highest))), count - p, 0.0f);
+    store(scores + p, e);
+    sums = add(sums, e);
+  }
+  so_far.total = so_far.total * correction[0] + sum(sums);
+  so_far.highest = highest;
+  for (Index i = 0; i < shape.value_dim; i += 64) {  // four sums at a time, each over the positions in order
+    const Index parts = std::min<Index>(4, (shape.value_dim - i + 15) / 16);
+    V16 acc[4];
+    for (Index j = 0; j < parts; ++j) acc[j] = mul(load(so_far.values + i + 16 * j), old);
+    for (Index p = 0; p < count; ++p) {
+      const V16 weight = set1(scores[p]);
+      const T* value = values + p * shape.value_step + i;
+      for (Index j = 0; j < parts; ++j)
+        acc[j] = fma(weight, load_kv(value + 16 * j, std::min<Index>(16, shape.value_dim - i - 16 * j)), acc[j]);
+    }
+    for (Index j = 0; j < parts; ++j) store(so_far.values + i + 16 * j, acc[j]);
+  }
+}
+
+template <class T>
+void attend(const AttentionShape& shape, const AttentionQuery* queries, Index num_queries, const T* keys,
+            const T* values) {
+  const Index padded = (shape.value_dim + 15) / 16 * 16;
+  alignas(64) float turned[kMaxKeyDim * kPositions];
+  alignas(64) float sums[kQueries * kMaxValueDim];
+  std::fill(sums, sums + num_queries * padded, 0.0f);
+  Running running[kQueries];
+  Index longest = 0;
+  for (Index n = 0; n < num_queries; ++n) {
+    running[n] = {-std::numeric_limits<float>::max(), 0.0f, sums + n * padded};
+    longest = std::max(longest, queries[n].length);
+  }
+  for (Index first = 0; first < longest; first += kPositions) {
+    turn_keys(shape, keys + first * shape.key_step, std::min(kPositions, longest - first), turned);
+    for (Index n = 0; n < num_queries; ++n) {
+      const Index count = std::min(kPositions, queries[n].length - first);
+      if (count > 0) attend_block(shape, queries[n].q, turned, values + first * shape.value_step, count, running[n]);
+    }
+  }
+  for (Index n = 0; n < num_queries; ++n) {
+    const V16 inverse = set1(1.0f / running[n].total);
+    map(shape.value_dim, queries[n].out, [&](Index i, Index) { return mul(load(running[n].values + i), inverse); });
+  }
+}
+
+void attention(const AttentionShape& shape, const AttentionQuery* queries, Index num_queries, const void* keys,
+               const void* values) {
   if (shape.half) {
-    attend(shape, q, static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values), length, out);
+    attend(shape, queries, num_queries, static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values));
   } else {
-    attend(shape, q, static_cast<const float*>(keys), static_cast<const float*>(values), length, out);
+    attend(shape, queries, num_queries, static_cast<const float*>(keys), static_cast<const float*>(values));
   }
 }
 

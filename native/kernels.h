@@ -41,6 +41,17 @@ struct AttentionShape {
   bool half;                     // keys and values are bf16
 };
 
+// One head of one row, over the first `length` positions.
+struct AttentionQuery {
+  const float* q;
+  float* out;
+  Index length;
+};
+
+constexpr Index kAttentionPositions = 64;            // taken together, in order
+constexpr Index kAttentionQueries = 16;              // that may share a look at the keys
+constexpr Index kMaxKeyDim = 640, kMaxValueDim = 640;  // of a head
+
 struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, float* y, Index rows, Index dim);
   void (*l2_norm)(const float* x, float eps, float* y, Index rows, Index dim);
@@ -54,8 +65,8 @@ struct Kernels {
                      Index width, Index first, Index end);
   void (*dot_rows)(const float* w, const float* x, float* y, Index rows, Index columns);
   void (*scan)(const Scan& call, const ScanWindow& window, Index head, Index column);
-  void (*attention)(const AttentionShape& shape, const float* q, const void* keys, const void* values, Index length,
-                    float* out);
+  void (*attention)(const AttentionShape& shape, const AttentionQuery* queries, Index num_queries, const void* keys,
+                    const void* values);
   void (*weighted_sum)(const float* parts, const float* weights, Index count, float* y, Index dim);
 };
 

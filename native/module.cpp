@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <stdexcept>
 #include <vector>
@@ -28,8 +29,6 @@ using Any = nb::ndarray<nb::device::cpu>;
 using NoLock = nb::call_guard<nb::gil_scoped_release>;
 
 namespace {
-
-constexpr Index kWorthThreads = 16384;  // numbers; less is done sooner than other threads wake
 
 // Rows on all threads where there is enough to do.
 template <class Body>
@@ -227,33 +226,48 @@ void py_attention(In q, Any keys, Any values, Ints slots, Ints starts, Ints posi
   shape.key_group = keys.stride(2);
   shape.value_group = values.stride(2);
   shape.scale = scale;
+  if (shape.key_dim > kMaxKeyDim || shape.value_dim > kMaxValueDim) throw std::invalid_argument("head too wide");
   shape.half = keys.dtype() == nb::dtype<uint16_t>();
-  const Index size = shape.half ? 2 : 4, windows = static_cast<Index>(slots.shape(0)), rows = dim(q, 0);
-  std::vector<Index> slot_of(static_cast<size_t>(rows));
-  Index work = 0;
-  for (Index w = 0; w < windows; ++w)
-    for (Index r = starts.data()[w]; r < starts.data()[w + 1]; ++r) {
-      slot_of[static_cast<size_t>(r)] = slots.data()[w];
-      work += (positions.data()[r] + 1) * shape.key_dim;
-    }
-  const Index pieces = rows * shape.heads, per_group = shape.heads / shape.groups;
-  const auto run = [&](Index piece) {
-    const Index row = piece / shape.heads, head = piece % shape.heads, group = head / per_group;
-    const Index slot = slot_of[static_cast<size_t>(row)];
-    const auto* k = static_cast<const uint8_t*>(keys.data()) + (slot * keys.stride(0) + group * shape.key_group) * size;
-    const auto* v =
-        static_cast<const uint8_t*>(values.data()) + (slot * values.stride(0) + group * shape.value_group) * size;
-    kernels().attention(shape, q.data() + piece * shape.key_dim, k, v, positions.data()[row] + 1,
-                        out.data() + piece * shape.value_dim);
+  const Index size = shape.half ? 2 : 4, windows = static_cast<Index>(slots.shape(0));
+  const Index per_group = shape.heads / shape.groups, rows_a_piece = std::max<Index>(1, kAttentionQueries / per_group);
+  struct Piece {
+    Index slot, first, end, head, end_head;
   };
-  if (work * shape.heads < kWorthThreads) {
-    for (Index piece = 0; piece < pieces; ++piece) run(piece);
-    return;
+  std::vector<Piece> pieces;
+  Index work = 0;
+  for (Index w = 0; w < windows; ++w) {
+    for (Index row = starts.data()[w]; row < starts.data()[w + 1]; row += rows_a_piece) {
+      const Index end = std::min(starts.data()[w + 1], row + rows_a_piece);
+      work += (positions.data()[end - 1] + 1) * shape.key_dim * (end - row) * shape.heads;
+      for (Index group = 0; group < shape.heads; group += per_group)
+        for (Index head = group; head < group + per_group; head += kAttentionQueries)
+          pieces.push_back({slots.data()[w], row, end, head, std::min(group + per_group, head + kAttentionQueries)});
+    }
   }
-  const Index threads = num_threads();
-  on_all_threads([&](int thread) {  // interleaved: later rows see more positions
-    for (Index piece = thread; piece < pieces; piece += threads) run(piece);
-  });
+  const auto run = [&](const Piece& piece) {
+    AttentionQuery queries[kAttentionQueries];
+    Index count = 0;
+    for (Index row = piece.first; row < piece.end; ++row) {
+      for (Index head = piece.head; head < piece.end_head; ++head) {
+        const Index at = row * shape.heads + head;
+        queries[count++] = {q.data() + at * shape.key_dim, out.data() + at * shape.value_dim, positions.data()[row] + 1};
+      }
+    }
+    const Index group = piece.head / per_group;
+    const auto* k =
+        static_cast<const uint8_t*>(keys.data()) + (piece.slot * keys.stride(0) + group * shape.key_group) * size;
+    const auto* v =
+        static_cast<const uint8_t*>(values.data()) + (piece.slot * values.stride(0) + group * shape.value_group) * size;
+    kernels().attention(shape, queries, count, k, v);
+  };
+  const auto some = [&](Index first, Index end) {
+    for (Index i = first; i < end; ++i) run(pieces[static_cast<size_t>(i)]);
+  };
+  if (work < kWorthThreads) {
+    some(0, static_cast<Index>(pieces.size()));
+  } else {
+    parallel_for(static_cast<Index>(pieces.size()), 1, some);
+  }
 }
 
 // Experts of all rows: each chosen expert's weights are read once for all the rows that chose it.
@@ -304,21 +318,17 @@ Matrix* py_pack(Bytes data, const std::string& encoding, Index experts, Index ro
   return pack(data.data(), encoding, experts, rows, columns).release();  // Python owns it
 }
 
-// Bytes a second of a streaming read by all threads, for benchmarks.
-double read_bandwidth_of(Bytes data, int repeats) {
+// A streaming read of all bytes on all threads, for benchmarks → the low bit of their sum.
+int py_read_all(Bytes data) {
   const auto* p = reinterpret_cast<const uint64_t*>(data.data());
-  const Index words = static_cast<Index>(data.size()) / 8;
-  std::vector<uint64_t> sums(static_cast<size_t>(num_threads() * 8));
-  for (int i = 0; i < repeats; ++i)
-    on_all_threads([&](int thread) {
-      const Index first = words * thread / num_threads(), end = words * (thread + 1) / num_threads();
-      uint64_t a = 0, b = 0, c = 0, d = 0;
-      for (Index j = first; j + 4 <= end; j += 4) a += p[j], b += p[j + 1], c += p[j + 2], d += p[j + 3];
-      sums[static_cast<size_t>(thread * 8)] += a + b + c + d;
-    });
-  double total = 0;
-  for (uint64_t sum : sums) total += static_cast<double>(sum & 1);
-  return total;
+  std::atomic<uint64_t> total{0};
+  parallel_for(static_cast<Index>(data.size()) / 64, 1024, [&](Index first, Index end) {
+    uint64_t sums[8] = {};
+    for (Index j = first * 8; j < end * 8; j += 8)
+      for (int i = 0; i < 8; ++i) sums[i] += p[j + i];
+    for (uint64_t sum : sums) total += sum;
+  });
+  return static_cast<int>(total.load() & 1);
 }
 
 }  // namespace
@@ -344,7 +354,7 @@ NB_MODULE(_native, m) {
   m.def("delta_scan_planes", &py_delta_scan_planes, NoLock());
   m.def("attention", &py_attention, NoLock());
   m.def("experts", &py_experts, NoLock());
-  m.def("read_all", &read_bandwidth_of, NoLock());
+  m.def("read_all", &py_read_all, NoLock());
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads);
   m.def("isa", [] { return isa_name(isa()); });

@@ -4,7 +4,6 @@
 
 #include "cpu.h"
 #include "gemm.h"
-#include "halves.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -22,21 +21,35 @@ GemmBlocks gemm_blocks_in_use() {
 
 void prepare(Format format, const float* x, Index count, Index columns, Index padded_columns, Rows& out) {
   out.count = count;
-  out.padded = (count + 15) / 16 * 16;
   out.columns = padded_columns;
+  const Index groups = padded_columns / kGroup;
+  const bool tiles = format == Format::bf16 && isa() == Isa::amx;
   if (format >= Format::q8) {
-    const Index groups = padded_columns / kGroup;
-    out.bytes.resize(static_cast<size_t>(out.padded * padded_columns));
+    out.bytes.resize(static_cast<size_t>(count * padded_columns));
     out.scales.resize(static_cast<size_t>(count * groups));
     out.sums.resize(static_cast<size_t>(count * groups));
-    (isa() == Isa::avx2 ? avx2::quantize_rows : avx512::quantize_rows)(x, count, columns, out);
-  } else if (format == Format::bf16 && isa() == Isa::amx) {
-    out.halves.assign(static_cast<size_t>(out.padded * padded_columns), 0);
-    for (Index r = 0; r < count; ++r)
-      for (Index k = 0; k < columns; ++k) out.halves[r * padded_columns + k] = float_to_bf16(x[r * columns + k]);
+  } else if (tiles) {
+    out.halves.resize(static_cast<size_t>(count * padded_columns));
   } else {
-    out.floats.assign(static_cast<size_t>(count * padded_columns), 0.0f);
-    for (Index r = 0; r < count; ++r) std::copy(x + r * columns, x + (r + 1) * columns, &out.floats[r * padded_columns]);
+    out.floats.resize(static_cast<size_t>(count * padded_columns));
+  }
+  const auto rows = [&](Index first, Index end) {
+    if (format >= Format::q8) {
+      (isa() == Isa::avx2 ? avx2::quantize_rows : avx512::quantize_rows)(x, columns, first, end, out);
+    } else if (tiles) {
+      amx::round_rows(x, columns, first, end, out);
+    } else {
+      for (Index r = first; r < end; ++r) {
+        float* row = &out.floats[static_cast<size_t>(r * padded_columns)];
+        std::copy(x + r * columns, x + (r + 1) * columns, row);
+        std::fill(row + columns, row + padded_columns, 0.0f);
+      }
+    }
+  };
+  if (count * columns < kWorthThreads) {
+    rows(0, count);
+  } else {
+    parallel_for(count, 1, rows);
   }
 }
 

@@ -49,6 +49,12 @@ inline V16 load_half(const uint8_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+// The first `count` lanes, and `rest` in the others.
+inline V16 first_lanes(V16 a, int64_t count, float rest) {
+  if (count >= 16) return a;
+  return {_mm512_mask_blend_ps(static_cast<__mmask16>((1u << count) - 1), _mm512_set1_ps(rest), a.v)};
+}
+
 struct I16 {
   __m512i v;
 };
@@ -127,6 +133,14 @@ inline V16 load_half(const uint8_t* p) {
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
 }
 
+inline V16 first_lanes(V16 x, int64_t count, float rest) {
+  if (count >= 16) return x;
+  alignas(32) float lane[16];
+  store(lane, x);
+  for (int64_t i = count; i < 16; ++i) lane[i] = rest;
+  return load(lane);
+}
+
 struct I16 {
   __m256i a, b;
 };
@@ -159,6 +173,41 @@ inline I16 dot_group(const uint8_t* w, const int8_t* x, int32_t) {
   return acc;
 }
 
+#endif
+
+#ifdef __AVX512F__
+// Sixteen rows of sixteen lanes become columns.
+inline void transpose(V16* r) {
+  __m512 t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i].v, r[2 * i + 1].v);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i].v, r[2 * i + 1].v);
+  }
+  __m512 u[16];
+  for (int i = 0; i < 4; ++i) {
+    const auto pair = [&](int a) { return _mm512_castps_pd(t[4 * i + a]); };
+    u[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pair(0), pair(2)));
+    u[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pair(0), pair(2)));
+    u[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pair(1), pair(3)));
+    u[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pair(1), pair(3)));
+  }
+  for (int c = 0; c < 4; ++c) {
+    const __m512 a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), b = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
+    const __m512 d = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88), e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+    r[c] = {_mm512_shuffle_f32x4(a, d, 0x88)};
+    r[4 + c] = {_mm512_shuffle_f32x4(b, e, 0x88)};
+    r[8 + c] = {_mm512_shuffle_f32x4(a, d, 0xdd)};
+    r[12 + c] = {_mm512_shuffle_f32x4(b, e, 0xdd)};
+  }
+}
+#else
+inline void transpose(V16* r) {
+  alignas(32) float in[16][16], out[16][16];
+  for (int i = 0; i < 16; ++i) store(in[i], r[i]);
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 16; ++j) out[j][i] = in[i][j];
+  for (int i = 0; i < 16; ++i) r[i] = load(out[i]);
+}
 #endif
 
 // Lanes added in a fixed order.

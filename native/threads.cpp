@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -13,32 +14,54 @@
 namespace redraft {
 namespace {
 
-constexpr int kSpins = 20000;  // about 100 µs: longer than Python needs between two operations
+using Body = std::function<void(std::ptrdiff_t, std::ptrdiff_t)>;
+
+constexpr int kSpins = 4000;          // some 50 µs: longer than Python needs between two operations
+constexpr std::ptrdiff_t kChunks = 8;  // a thread: small enough to even out, large enough to be worth taking
+
+struct Section {
+  const Body* body;
+  std::ptrdiff_t count, chunk;
+  std::atomic<std::ptrdiff_t> next{0};
+
+  void work() {
+    while (true) {
+      const std::ptrdiff_t first = next.fetch_add(chunk, std::memory_order_relaxed);
+      if (first >= count) return;
+      (*body)(first, std::min(count, first + chunk));
+    }
+  }
+};
 
 class Pool {
  public:
   explicit Pool(int count) {
-    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this] { serve(); });
   }
 
   ~Pool() {
-    stop_ = true;
-    publish(nullptr);
+    {
+      std::lock_guard<std::mutex> lock(sleep_);
+      stop_ = true;
+      ++ticket_;
+    }
+    wake_.notify_all();
     for (auto& worker : workers_) worker.join();
   }
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  void run(const std::function<void(int)>& body) {
-    if (workers_.empty()) {
-      body(0);
-      return;
+  void run(Section& section) {
+    std::lock_guard<std::mutex> one_at_a_time(running_);
+    section_ = &section;
+    {
+      std::lock_guard<std::mutex> lock(sleep_);
+      ++ticket_;  // odd: open
     }
-    std::lock_guard<std::mutex> one_section(section_);
-    left_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    publish(&body);
-    body(0);
-    for (int spin = 0; left_.load(std::memory_order_acquire) > 0; ++spin) {
+    if (sleeping_ > 0) wake_.notify_all();
+    section.work();
+    ++ticket_;  // even: closed; a worker that comes now turns back
+    for (int spin = 0; inside_ > 0; ++spin) {
       if (spin < kSpins) {
         _mm_pause();
       } else {
@@ -48,44 +71,38 @@ class Pool {
   }
 
  private:
-  void publish(const std::function<void(int)>* body) {
-    {
-      std::lock_guard<std::mutex> lock(sleep_);
-      body_ = body;
-      epoch_.fetch_add(1, std::memory_order_release);
-    }
-    if (sleeping_.load() > 0) wake_.notify_all();
-  }
-
-  void work(int index) {
-    unsigned seen = 0;
+  void serve() {
+    uint64_t seen = 0;
     while (true) {
-      wait_past(seen);
-      ++seen;
+      seen = wait_for_change(seen);
       if (stop_) return;
-      (*body_)(index);
-      left_.fetch_sub(1, std::memory_order_release);
+      if (seen % 2 == 0) continue;
+      ++inside_;
+      if (ticket_ == seen) section_->work();  // entered before it was closed, so the caller waits
+      --inside_;
     }
   }
 
-  void wait_past(unsigned seen) {
+  uint64_t wait_for_change(uint64_t seen) {
     for (int spin = 0; spin < kSpins; ++spin) {
-      if (epoch_.load(std::memory_order_acquire) != seen) return;
+      const uint64_t now = ticket_;
+      if (now != seen && (now % 2 == 1 || stop_)) return now;
       _mm_pause();
     }
     std::unique_lock<std::mutex> lock(sleep_);
-    sleeping_.fetch_add(1);
-    wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
-    sleeping_.fetch_sub(1);
+    ++sleeping_;
+    wake_.wait(lock, [&] { return stop_ || (ticket_ != seen && ticket_ % 2 == 1); });
+    --sleeping_;
+    return ticket_;
   }
 
   std::vector<std::thread> workers_;
-  std::mutex section_, sleep_;
+  std::mutex running_, sleep_;
   std::condition_variable wake_;
-  std::atomic<unsigned> epoch_{0};
-  std::atomic<int> left_{0}, sleeping_{0};
+  std::atomic<uint64_t> ticket_{0};  // sequentially consistent with `inside_`: one of the two sides sees the other
+  std::atomic<int> inside_{0}, sleeping_{0};
   std::atomic<bool> stop_{false};
-  const std::function<void(int)>* body_ = nullptr;
+  Section* section_ = nullptr;
 };
 
 std::unique_ptr<Pool>& pool() {
@@ -103,21 +120,15 @@ void set_num_threads(int count) {
   pool() = std::make_unique<Pool>(count);
 }
 
-void on_all_threads(const std::function<void(int)>& body) { pool()->run(body); }
-
-void parallel_for(std::ptrdiff_t count, std::ptrdiff_t grain,
-                  const std::function<void(std::ptrdiff_t, std::ptrdiff_t)>& body) {
-  const std::ptrdiff_t parts = (count + grain - 1) / grain;
+void parallel_for(std::ptrdiff_t count, std::ptrdiff_t grain, const Body& body) {
   const std::ptrdiff_t threads = num_threads();
-  if (parts <= 1 || threads == 1) {
+  if (threads == 1 || count <= grain) {
     if (count > 0) body(0, count);
     return;
   }
-  on_all_threads([&](int thread) {
-    const std::ptrdiff_t first = parts * thread / threads * grain;
-    const std::ptrdiff_t end = std::min(count, parts * (thread + 1) / threads * grain);
-    if (first < end) body(first, end);
-  });
+  const std::ptrdiff_t share = (count + threads * kChunks - 1) / (threads * kChunks);
+  Section section{&body, count, (share + grain - 1) / grain * grain};
+  pool()->run(section);
 }
 
 }  // namespace redraft

@@ -1,4 +1,5 @@
-// A pool of threads for short parallel sections: workers spin for a while between sections, then sleep.
+// A pool of threads for short parallel sections. Work is taken in chunks, so that a section never waits for a thread
+// that the system has put aside: whoever is awake does what is left.
 #pragma once
 
 #include <cstddef>
@@ -6,17 +7,14 @@
 
 namespace redraft {
 
-// Number of threads that run a section, the caller included.
+// Number of threads that may share a section, the caller included.
 int num_threads();
 
 // Change it. Not while a section runs.
 void set_num_threads(int count);
 
-// Call body(thread) once on each thread, and return when all are done. Sections do not nest.
-void on_all_threads(const std::function<void(int)>& body);
-
-// Call body(first, end) for parts of [0, count), one part a thread, cut at multiples of `grain`.
-// How the range is cut must not change any result.
+// Call body(first, end) for parts of [0, count), cut at multiples of `grain`, on whichever threads are free; return
+// when all is done. How the range is cut and who does which part must not change any result. Sections do not nest.
 void parallel_for(std::ptrdiff_t count, std::ptrdiff_t grain,
                   const std::function<void(std::ptrdiff_t, std::ptrdiff_t)>& body);
 

@@ -147,10 +147,10 @@ def test_extreme_activations() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("groups", "value_dim"), [(1, 24), (2, 16), (4, 7)])
-def test_attention(isa: str, kind: str, groups: int, value_dim: int) -> None:
+@pytest.mark.parametrize(("heads", "groups", "value_dim"), [(4, 1, 24), (4, 2, 16), (4, 4, 7), (44, 2, 20)])
+def test_attention(isa: str, kind: str, heads: int, groups: int, value_dim: int) -> None:
     """Lengths around the blocks of 64, rows in any company, values as a part of the key row or apart."""
-    q = normal(1, 6, 4, 33)
+    q = normal(1, 6, heads, 33)
     keys = normal(2, 3, 200, groups, 33).astype(kind)
     values = keys[..., :value_dim] if groups == 1 else normal(3, 3, 200, groups, value_dim).astype(kind)
     positions = ints(0, 62, 63, 64, 127, 199)

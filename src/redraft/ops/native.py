@@ -80,6 +80,9 @@ def matrix_bytes(matrix: Matrix) -> int:
     return int(matrix.nbytes if isinstance(matrix, np.ndarray) else matrix.num_bytes)
 
 
+_rotation: tuple[IntArray, Array, Array, Array] | None = None
+
+
 def _c(x: Array) -> Array:
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
@@ -161,9 +164,12 @@ def rope(x: Array, positions: IntArray, inv_freq: Array) -> Array:
     """See `reference.rope`."""
     if x.dtype != np.float32:
         return reference.rope(x, positions, inv_freq)
-    angle = positions[:, None] * inv_freq.astype(np.float64)
+    global _rotation  # noqa: PLW0603  (a cache of the last angles: every layer of a step asks for the same)
+    if _rotation is None or _rotation[0] is not positions or _rotation[1] is not inv_freq:
+        angle = positions[:, None] * inv_freq.astype(np.float64)
+        _rotation = positions, inv_freq, np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out = np.empty(x.shape, np.float32)
-    _native.rope(_c(x), np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32), out)
+    _native.rope(_c(x), _rotation[2], _rotation[3], out)
     return out
 
 
