@@ -260,10 +260,19 @@ def test_experts(isa: str, encoding: str) -> None:
         assert np.array_equal(run(slice(i, i + 1))[0], out[i])
 
 
-def test_k_quants_are_kept_as_bfloat16() -> None:
-    data = np.random.default_rng(1).integers(0, 256, (2, 144), np.uint8)
-    data[:, :4] = np.array([0.01, 0.01], np.float16).view(np.uint8)
-    tensor = RawTensor("w", (2, 256), "Q4_K", data)
+@pytest.mark.parametrize(("encoding", "block_bytes", "halves"), [
+    ("Q4_K", 144, (0, 2)), ("Q5_K", 176, (0, 2)), ("Q6_K", 210, (208,)),
+])  # fmt: skip
+def test_k_quants_keep_nearly_their_size_and_values(
+    encoding: str, block_bytes: int, halves: tuple[int, ...]
+) -> None:
+    data = np.random.default_rng(1).integers(0, 256, (5, 3 * block_bytes), np.uint8)
+    for at in halves:
+        for block in range(3):
+            first = block * block_bytes + at
+            data[:, first : first + 2] = np.array([0.01], np.float16).view(np.uint8)
+    tensor = RawTensor("w", (5, 768), encoding, data)
     w = native.matrix(tensor, "float32")
-    rounded = reference.matrix(tensor, "float32").astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert np.array_equal(native.embed(w, np.arange(2)), rounded)
+    assert w.num_bytes == 16 * 768 * {"Q4_K": 20, "Q5_K": 34, "Q6_K": 34}[encoding] // 32
+    limit = {"Q4_K": 1e-6, "Q5_K": 1e-4, "Q6_K": 1e-4}[encoding]  # half-precision scales; 8 bits a weight
+    assert nmse(native.embed(w, np.arange(5)), reference.matrix(tensor, "float64")) < limit

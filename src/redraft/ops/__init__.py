@@ -164,9 +164,10 @@ class Ops(Protocol):
         """Standard Gumbel noise, a pure function of (seed, position, index)."""
 
 
-def choose(name: str | None = None) -> Ops:
+def choose(name: str | None = None, *, threads: int | None = None) -> Ops:
     """The implementation: `native` or `reference`; with None the one that REDRAFT_OPS names, or else the
-    native one where it was compiled and the processor can run it.
+    native one where it was compiled and the processor can run it. `threads`: for the native one; by default
+    REDRAFT_THREADS or the physical cores.
     """
     from redraft.ops import reference  # noqa: PLC0415  (both import the types above)
 
@@ -182,8 +183,10 @@ def choose(name: str | None = None) -> Ops:
             raise ConfigError("the native operations were not compiled when redraft was installed") from None
         return reference
     if not native.usable():
+        if name == "native":
+            raise ConfigError("this processor cannot run the native operations: they need AVX2 and FMA")
         return reference
-    native.set_up()
+    native.set_up(threads)
     return native
 
 

@@ -17,26 +17,27 @@ from redraft import _native  # type: ignore[attr-defined]
 from redraft.config import ComputeType
 from redraft.errors import ConfigError
 from redraft.ops import Activation, Array, IntArray, Matrix, Records, Windows, reference
-from redraft.ops.raw import PLAIN, RawTensor, plain
-
-_PACKED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")  # other encodings are kept as bfloat16
+from redraft.ops.raw import RawTensor
+from redraft.ops.repack import packable
 
 mix_streams = reference.mix_streams
 route = reference.route
 gumbel_noise = reference.gumbel_noise
 
 
-def set_up() -> None:
-    """Threads and instruction set: physical cores and the best, or `REDRAFT_THREADS` and `REDRAFT_ISA`."""
+def set_up(threads: int | None = None) -> None:
+    """Instruction set: the best, or `REDRAFT_ISA`. Threads: as given, or `REDRAFT_THREADS`, or physical
+    cores.
+    """
     wanted = os.environ.get("REDRAFT_ISA")
     if wanted and not _native.use_isa(wanted):
         raise ConfigError(
             f"REDRAFT_ISA '{wanted}' is not on this processor, whose best is {_native.best_isa()}"
         )
-    threads = os.environ.get("REDRAFT_THREADS")
-    if threads is not None and not threads.isdecimal():
-        raise ConfigError(f"REDRAFT_THREADS must be a whole number, not '{threads}'")
-    set_num_threads(int(threads) if threads else default_threads())
+    text = os.environ.get("REDRAFT_THREADS", "")
+    if text and not text.isdecimal():
+        raise ConfigError(f"REDRAFT_THREADS must be a whole number, not '{text}'")
+    set_num_threads(threads if threads is not None else int(text) if text else default_threads())
 
 
 def default_threads() -> int:
@@ -68,8 +69,7 @@ def matrix(raw: RawTensor, compute: ComputeType) -> Matrix:
     """Repack a weight matrix [.., N, K]; for float64 the reference's array."""
     if compute == "float64":
         return reference.matrix(raw, compute)
-    if raw.encoding not in _PACKED:
-        raw = plain(raw.name, raw.to_array().astype(PLAIN["BF16"]))
+    raw = packable(raw)
     *experts, rows, columns = raw.shape
     data = np.ascontiguousarray(raw.data).reshape(-1).view(np.uint8)
     return _native.pack(data, raw.encoding, int(np.prod(experts, dtype=int)), rows, columns)
