@@ -17,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
