@@ -20,10 +20,11 @@ RECURRENT_FAMILIES = ("kimi_k3", "kimi_linear")
 FAMILIES = (*RECURRENT_FAMILIES, "llama")
 POLICIES = ("replay", "snapshot", "checkpoint")
 FILLS = (0x00, 0x3E, 0xFF)  # 0xFF in every byte is NaN
-TABLE = ops.choose()
+TABLE = ops.choose()  # the native operations where they were compiled
+REFERENCE = ops.choose("reference")
 
 _files: dict[str, ModelFile] = {}
-_models: dict[tuple[str, str], Model] = {}
+_models: dict[tuple[str, str, bool], Model] = {}
 
 
 def model_file(family: str) -> ModelFile:
@@ -33,11 +34,12 @@ def model_file(family: str) -> ModelFile:
     return _files[family]
 
 
-def model(family: str, compute: str = "float32") -> Model:
+def model(family: str, compute: str = "float32", table: ops.Ops = TABLE) -> Model:
     """A loaded fixture."""
-    if (family, compute) not in _models:
-        _models[family, compute] = model_file(family).load(TABLE, compute)  # type: ignore[arg-type]
-    return _models[family, compute]
+    key = family, compute, table is TABLE
+    if key not in _models:
+        _models[key] = model_file(family).load(table, compute)  # type: ignore[arg-type]
+    return _models[key]
 
 
 def runner(family: str, **settings: object) -> Runner:

@@ -13,7 +13,7 @@ ROOT = Path(redraft.__file__).parent
 # From the bottom up. A module may import its own package and those of lower rank.
 RANKS = [
     {"errors", "config"},
-    {"ops"},
+    {"ops", "_native"},
     {"models"},
     {"state", "loading"},
     {"runner"},

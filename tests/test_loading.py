@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from safetensors.numpy import save_file
 
-from conftest import FIXTURES, TABLE, model, model_file
+from conftest import FIXTURES, REFERENCE, TABLE, model, model_file
 from redraft.errors import ModelFileError, RequestError
 from redraft.loading import TextStream, fetch, open_model
 from redraft.loading.gguf import GGUFFile
@@ -168,7 +168,7 @@ def test_half_precision_weights(kind: type, hf_directory: Callable[..., Path]) -
     out = []
     for tensors in (halved, {name: values.astype(np.float32) for name, values in halved.items()}):
         save_file(tensors, directory / "model.safetensors")
-        out.append(logits(open_model(directory).load(TABLE), 20))
+        out.append(logits(open_model(directory).load(REFERENCE), 20, table=REFERENCE))
     assert np.array_equal(*out)
 
 

@@ -11,21 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import FAMILIES, FIXTURES, TABLE, model, model_file, nmse
+from conftest import FAMILIES, FIXTURES, REFERENCE, TABLE, model, model_file, nmse
 from redraft.config import EngineConfig
 from redraft.errors import ModelFileError
 from redraft.loading import ModelFile, open_model
 from redraft.loading.packaged import cached_path
 from redraft.models import Model
+from redraft.ops import Ops
 from redraft.runner import Runner
 from redraft.state import Window
 
 LIMIT = 1e-9  # NMSE of one float32 implementation against another; a wrong detail gives 1e-3
 
 
-def logits(made: Model, count: int, compute: str = "float32") -> np.ndarray:
+def logits(made: Model, count: int, compute: str = "float32", table: Ops = TABLE) -> np.ndarray:
     config = EngineConfig(num_slots=1, max_context=128, depth=0, compute=compute)  # type: ignore[arg-type]
-    runner = Runner(made, config, TABLE)
+    runner = Runner(made, config, table)
     runner.pool.reset(0)
     tokens = [(7 * i + 1) % made.spec.vocab_size for i in range(count)]
     return runner.forward([Window(0, tokens, num_logits=count, advance=True)])[0]
@@ -34,8 +35,10 @@ def logits(made: Model, count: int, compute: str = "float32") -> np.ndarray:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("compute", ["float32", "float64"])
 def test_logits_equal_llama_cpp(family: str, compute: str) -> None:
+    """The reference, and the native operations on the same float32 weights."""
     truth = np.load(FIXTURES / f"{family}.logits.npy")
-    assert nmse(logits(model(family, compute), len(truth), compute), truth) < LIMIT
+    for table in (REFERENCE, TABLE):
+        assert nmse(logits(model(family, compute, table), len(truth), compute, table), truth) < LIMIT
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,8 +59,9 @@ def test_float32_is_near_the_oracle(family: str) -> None:
 )
 def test_logits_equal_the_peers(peer: Callable[[str], Path], name: str, truth: str) -> None:
     expected = np.load(peer(truth))
-    made = open_model(peer(name)).load(TABLE)
-    assert nmse(logits(made, len(expected)), expected) < LIMIT
+    for table in (REFERENCE, TABLE):
+        made = open_model(peer(name)).load(table)
+        assert nmse(logits(made, len(expected), table=table), expected) < LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,7 @@ def smollm2() -> ModelFile:
 def test_smollm2_writes_what_transformers_writes(smollm2: ModelFile) -> None:
     """Greedy tokens of four prompts, equal wherever the margin between the first two logits exceeds 0.05."""
     cases = json.loads((FIXTURES / "smollm2.greedy.json").read_text())["cases"]
-    runner = Runner(smollm2.load(TABLE), EngineConfig(num_slots=1, max_context=256, depth=0), TABLE)
+    runner = Runner(smollm2.load(REFERENCE), EngineConfig(num_slots=1, max_context=256, depth=0), REFERENCE)
     tokenizer = smollm2.require_tokenizer()
     compared = 0
     for case in cases:

@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from redraft import __version__
+from redraft import __version__, ops
 from redraft.cli import decide, fetch, generate, plan
 from redraft.errors import RedraftError
 
@@ -26,7 +26,8 @@ app.command("fetch")(fetch.fetch)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"redraft {__version__}")
+        verbose = {"-v", "--verbose"} & set(sys.argv)
+        typer.echo(f"redraft {__version__}" + (f" ({ops.description()})" if verbose else ""))
         raise typer.Exit
 
 
@@ -35,6 +36,7 @@ def root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="With --version: also what computes."),
 ) -> None:
     """Speculative decoding for hybrid recurrent language models: exact rollback, counted memory, the
     decision.

@@ -47,6 +47,7 @@ def decide(
     ctx: opt.Context = None,
     kv_type: opt.KVTypeOption = opt.KVType.float32,
     prefill_chunk: opt.PrefillChunk = opt.ENGINE.prefill_chunk,
+    threads: opt.Threads = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write all figures here ('-': stdout).")
     ] = None,
@@ -75,7 +76,7 @@ def decide(
         prefill_chunk=prefill_chunk,
     )
     params = SamplingParams(temperature=temperature, seed=seed)
-    loaded = load_models(model, draft, Console(stderr=True))
+    loaded = load_models(model, draft, Console(stderr=True), threads)
     config = _with_context(config, queue, loaded, ctx)
     plan = plan_arms(
         loaded.file.spec,

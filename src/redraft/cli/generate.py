@@ -64,6 +64,7 @@ def generate(
     ctx: opt.Context = None,
     kv_type: opt.KVTypeOption = opt.KVType.float32,
     prefill_chunk: opt.PrefillChunk = opt.ENGINE.prefill_chunk,
+    threads: opt.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Continue a prompt. The text goes to stdout as it comes, the figures to stderr."""
@@ -93,7 +94,7 @@ def generate(
     if text is None and not (chat and sys.stdin.isatty()):
         raise RequestError("no prompt: give one as an argument, with -p, or from a file with -f")
     console = Console(stderr=True, highlight=False)
-    loaded = load_models(model, draft, console)
+    loaded = load_models(model, draft, console, threads)
     tokenizer = loaded.file.require_tokenizer()
     if chat and tokenizer.chat is None:
         raise RequestError(f"model '{loaded.file.name}' has no chat template: leave --chat out")

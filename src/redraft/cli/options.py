@@ -45,6 +45,7 @@ Context = Annotated[
 PrefillChunk = Annotated[
     int, typer.Option("--prefill-chunk", help="Prompt tokens a step, over all requests.")
 ]
+Threads = Annotated[int | None, typer.Option("--threads", help="Default: physical cores.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 takes the likeliest token.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens. 0: all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens that hold this probability.")]

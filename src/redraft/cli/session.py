@@ -49,13 +49,15 @@ class LoadedModels:
         )
 
 
-def load_models(target: str, draft: str | None, console: Console) -> LoadedModels:
+def load_models(target: str, draft: str | None, console: Console, threads: int | None = None) -> LoadedModels:
     """Open and load; raises before any weight is read if the two do not go together."""
     file = open_model(target)
     draft_file = None if draft in (None, NGRAM) else open_model(str(draft))
     if draft_file is not None:
         file.require_same_vocabulary(draft_file)
-    table = ops.choose()
+    table = ops.choose(threads=threads)
+    if table is ops.choose("reference"):
+        console.print(f"[yellow]note:[/] {ops.description()}", soft_wrap=True)
     with Progress(
         TextColumn("loading {task.description}"),
         BarColumn(),

@@ -247,9 +247,7 @@ def delta_block(spec: KimiLinearSpec, w: Weights, ops: Ops, layer: int) -> KimiD
     return KimiDeltaAttention(
         ops,
         layer,
-        q=w.linear(f"{name}.attn_q", inner, hidden),
-        k=w.linear(f"{name}.attn_k", inner, hidden),
-        v=w.linear(f"{name}.attn_v", inner, hidden),
+        qkv=w.parallel([f"{name}.attn_{part}" for part in "qkv"], [inner] * 3, hidden),
         conv=np.concatenate(convs),
         decay=LowRank(w.linear(f"{name}.ssm_f_a", dim, hidden), w.linear(f"{name}.ssm_f_b", inner, dim)),
         dt_bias=w.array(f"{name}.ssm_dt.bias", inner),
@@ -346,8 +344,12 @@ def feed_forward(spec: KimiLinearSpec, w: Weights, ops: Ops, layer: int) -> Gate
 def _mlp(spec: KimiLinearSpec, w: Weights, ops: Ops, name: str, *, suffix: str, inner: int) -> GatedMLP:
     return GatedMLP(
         ops,
-        gate=w.linear(f"{name}.ffn_gate{suffix}", inner, spec.hidden_size, scaled_bias=True),
-        up=w.linear(f"{name}.ffn_up{suffix}", inner, spec.hidden_size, scaled_bias=True),
+        gate_up=w.parallel(
+            [f"{name}.ffn_gate{suffix}", f"{name}.ffn_up{suffix}"],
+            [inner] * 2,
+            spec.hidden_size,
+            scaled_bias=True,
+        ),
         down=w.linear(f"{name}.ffn_down{suffix}", spec.hidden_size, inner, scaled_bias=True),
         activation=spec.activation,
     )

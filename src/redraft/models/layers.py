@@ -30,6 +30,28 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """Several matrices over the same input, as one product where the file has them in one encoding."""
+
+    parts: tuple[Linear, ...]  # one of all rows, or one each
+    sizes: tuple[int, ...]
+
+    def together(self, x: Array) -> Array:
+        """x [B, K] → [B, Σ N]."""
+        if len(self.parts) == 1:
+            return self.parts[0](x)
+        return np.concatenate([part(x) for part in self.parts], axis=-1)
+
+    def __call__(self, x: Array) -> list[Array]:
+        """x [B, K] → [B, N] of each."""
+        if len(self.parts) > 1:
+            return [part(x) for part in self.parts]
+        ends = np.cumsum(self.sizes).tolist()
+        y = self.parts[0](x)
+        return [y[:, end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+
+
+@dataclass(frozen=True)
 class Norm:
     """RMS norm with a weight."""
 
@@ -47,14 +69,14 @@ class GatedMLP:
     """W_down · gated(W_gate x, W_up x)."""
 
     ops: Ops
-    gate: Linear
-    up: Linear
+    gate_up: Parallel
     down: Linear
     activation: Activation
 
     def __call__(self, x: Array) -> Array:
         """x [B, D] → [B, D]."""
-        return self.down(self.ops.gated(self.gate(x), self.up(x), self.activation))
+        gate, up = self.gate_up(x)
+        return self.down(self.ops.gated(gate, up, self.activation))
 
 
 @dataclass(frozen=True)
@@ -105,18 +127,19 @@ class GroupedQueryAttention:
 
     ops: Ops
     layer: int
-    q: Linear
-    k: Linear
-    v: Linear
+    qkv: Parallel
     out: Linear
+    num_heads: int
+    num_kv_heads: int
     head_dim: int
     inv_freq: Array
 
     def __call__(self, x: Array, view: StateView) -> Array:
         """x [B, D] → [B, D]."""
-        q, k, v = (part(x).reshape(len(x), -1, self.head_dim) for part in (self.q, self.k, self.v))
-        q = self.ops.rope(q, view.positions, self.inv_freq)
-        k = self.ops.rope(k, view.positions, self.inv_freq)
+        heads = self.qkv.together(x).reshape(len(x), -1, self.head_dim)  # [B, H + 2G, head_dim]
+        num_rotated = self.num_heads + self.num_kv_heads
+        rotated = self.ops.rope(heads[:, :num_rotated], view.positions, self.inv_freq)
+        q, k, v = rotated[:, : self.num_heads], rotated[:, self.num_heads :], heads[:, num_rotated:]
         o = view.attention(self.layer, q, k, v, self.head_dim**-0.5)  # [B, H, head_dim]
         return self.out(o.reshape(len(x), -1))
 
@@ -182,9 +205,7 @@ class KimiDeltaAttention:
 
     ops: Ops
     layer: int
-    q: Linear
-    k: Linear
-    v: Linear
+    qkv: Parallel
     conv: Array  # [3·H·D, W]
     decay: LowRank
     dt_bias: Array  # [H·D]
@@ -200,8 +221,7 @@ class KimiDeltaAttention:
     def __call__(self, x: Array, view: StateView) -> Array:
         """x [B, D] → [B, D]."""
         heads = (len(x), -1, self.head_dim)
-        qkv = np.concatenate([self.q(x), self.k(x), self.v(x)], axis=-1)
-        qkv = view.short_conv(self.layer, qkv, self.conv)
+        qkv = view.short_conv(self.layer, self.qkv.together(x), self.conv)
         q, k, v = (part.reshape(heads) for part in np.split(qkv, 3, axis=-1))  # [B, H, D] each
         q = self.ops.l2_norm(q, self.l2_eps) * self.head_dim**-0.5
         k = self.ops.l2_norm(k, self.l2_eps)

@@ -177,22 +177,27 @@ class Llama:
             GroupedQueryAttention(
                 ops,
                 i,
-                q=w.linear(
-                    f"{name}.attn_q", queries, spec.hidden_size, row_order=self._row_order(spec.num_heads)
+                qkv=w.parallel(
+                    [f"{name}.attn_{part}" for part in "qkv"],
+                    [queries, keys, keys],
+                    spec.hidden_size,
+                    row_orders=[self._row_order(spec.num_heads), self._row_order(spec.num_kv_heads), None],
                 ),
-                k=w.linear(
-                    f"{name}.attn_k", keys, spec.hidden_size, row_order=self._row_order(spec.num_kv_heads)
-                ),
-                v=w.linear(f"{name}.attn_v", keys, spec.hidden_size),
                 out=w.linear(f"{name}.attn_output", spec.hidden_size, queries),
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
                 inv_freq=inv_freq,
             ),
             Norm(ops, w.array(f"{name}.ffn_norm.weight", spec.hidden_size), spec.eps),
             GatedMLP(
                 ops,
-                gate=w.linear(f"{name}.ffn_gate", spec.inner_dim, spec.hidden_size, scaled_bias=True),
-                up=w.linear(f"{name}.ffn_up", spec.inner_dim, spec.hidden_size, scaled_bias=True),
+                gate_up=w.parallel(
+                    [f"{name}.ffn_gate", f"{name}.ffn_up"],
+                    [spec.inner_dim] * 2,
+                    spec.hidden_size,
+                    scaled_bias=True,
+                ),
                 down=w.linear(f"{name}.ffn_down", spec.hidden_size, spec.inner_dim, scaled_bias=True),
                 activation=SWIGLU,
             ),

@@ -6,7 +6,7 @@ Canonical names are those of GGUF files; a family maps other formats onto them w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from redraft.config import ComputeType
 from redraft.errors import ModelFileError
-from redraft.models.layers import Linear
+from redraft.models.layers import Linear, Parallel
 from redraft.ops import Array, Matrix, Ops, RawTensor
 from redraft.ops.raw import plain
 
@@ -112,11 +112,17 @@ class Weights:
 
     def matrix(self, name: str, *shape: int, row_order: Array | None = None) -> Matrix:
         """A weight matrix [.., N, K]; `row_order` [N] rearranges its rows."""
+        return self._pack(self._matrix_rows(name, shape, row_order))
+
+    def _matrix_rows(self, name: str, shape: tuple[int, ...], row_order: Array | None) -> RawTensor:
         raw = self._take(name)
         if raw.shape != shape:
             raise _wrong_shape(raw, shape)
-        if row_order is not None:
-            raw = RawTensor(raw.name, raw.shape, raw.encoding, raw.data.reshape(shape[0], -1)[row_order])
+        if row_order is None:
+            return raw
+        return RawTensor(raw.name, raw.shape, raw.encoding, raw.data.reshape(shape[0], -1)[row_order])
+
+    def _pack(self, raw: RawTensor) -> Matrix:
         packed = self._ops.matrix(raw, self._compute)
         self.num_bytes += self._ops.matrix_bytes(packed)
         return packed
@@ -145,6 +151,56 @@ class Weights:
         if bias is not None and scale is not None and scaled_bias:
             bias = bias * scale
         return Linear(self._ops, weight, bias, scale)
+
+    def parallel(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        num_inputs: int,
+        *,
+        row_orders: Sequence[Array | None] | None = None,
+        scaled_bias: bool = False,
+    ) -> Parallel:
+        """Matrices over one input: stacked to one where their encodings agree and none has a scale.
+
+        Each output is computed by itself, so stacking changes no bit.
+        """
+        orders = row_orders or [None] * len(names)
+        plain_names = not any(self.has(f"{name}.scale") for name in names)
+        with_bias = {self.has(f"{name}.bias") for name in names}
+        if plain_names and len(with_bias) == 1 and self._one_encoding(names):
+            return Parallel((self._stacked(names, sizes, num_inputs, orders, with_bias.pop()),), tuple(sizes))
+        parts = [
+            self.linear(name, size, num_inputs, row_order=order, scaled_bias=scaled_bias)
+            for name, size, order in zip(names, sizes, orders, strict=True)
+        ]
+        return Parallel(tuple(parts), tuple(sizes))
+
+    def _one_encoding(self, names: Sequence[str]) -> bool:
+        weights = [f"{name}.weight" for name in names]
+        return (
+            all(map(self.has, weights)) and len({self._source.read(name).encoding for name in weights}) == 1
+        )
+
+    def _stacked(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        num_inputs: int,
+        orders: Sequence[Array | None],
+        with_bias: bool,
+    ) -> Linear:
+        rows, biases = [], []
+        for name, size, order in zip(names, sizes, orders, strict=True):
+            raw = self._matrix_rows(f"{name}.weight", (size, num_inputs), order)
+            rows.append(raw.data.reshape(size, -1))
+            self._unused.discard(f"{name}.input_scale")  # as in `linear`
+            if with_bias:
+                bias = self.array(f"{name}.bias", size)
+                biases.append(bias if order is None else bias[order])
+        stack = RawTensor(names[0], (sum(sizes), num_inputs), raw.encoding, np.concatenate(rows))
+        weight = self._pack(stack)
+        return Linear(self._ops, weight, np.concatenate(biases) if with_bias else None)
 
     def finish(self) -> None:
         """Raise if the file has tensors that the model did not use."""

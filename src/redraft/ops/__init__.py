@@ -11,12 +11,14 @@ dim, V value dim, Kd decay dim (K, or 1 for one decay a head), C channels, W con
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from redraft.config import ComputeType
+from redraft.errors import ConfigError
 from redraft.ops.raw import RawTensor
 
 Array = NDArray[Any]
@@ -162,11 +164,36 @@ class Ops(Protocol):
         """Standard Gumbel noise, a pure function of (seed, position, index)."""
 
 
-def choose() -> Ops:
-    """The implementation in use."""
-    from redraft.ops import reference  # noqa: PLC0415  (reference imports the types above)
+def choose(name: str | None = None, *, threads: int | None = None) -> Ops:
+    """The implementation: `native` or `reference`; with None the one that REDRAFT_OPS names, or else the
+    native one where it was compiled and the processor can run it. `threads`: for the native one; by default
+    REDRAFT_THREADS or the physical cores.
+    """
+    from redraft.ops import reference  # noqa: PLC0415  (both import the types above)
 
-    return reference
+    name = name or os.environ.get("REDRAFT_OPS") or None
+    if name not in (None, "native", "reference"):
+        raise ConfigError(f"REDRAFT_OPS must be 'native' or 'reference', not '{name}'")
+    if name == "reference":
+        return reference
+    try:
+        from redraft.ops import native  # noqa: PLC0415
+    except ImportError:
+        if name == "native":
+            raise ConfigError("the native operations were not compiled when redraft was installed") from None
+        return reference
+    if not native.usable():
+        if name == "native":
+            raise ConfigError("this processor cannot run the native operations: they need AVX2 and FMA")
+        return reference
+    native.set_up(threads)
+    return native
+
+
+def description() -> str:
+    """Which implementation runs, for people."""
+    table: Any = choose()
+    return str(table.description())
 
 
 __all__ = [
@@ -180,4 +207,5 @@ __all__ = [
     "Records",
     "Windows",
     "choose",
+    "description",
 ]

@@ -18,6 +18,11 @@ from redraft.ops.raw import RawTensor
 _BLOCK_BYTES = 2**22  # of weights, reused by all rows while they are in the cache
 
 
+def description() -> str:
+    """What is in use."""
+    return "reference operations in NumPy (slow): no native operations were compiled for this processor"
+
+
 def matrix(raw: RawTensor, compute: ComputeType) -> Matrix:
     """Dequantize to a plain array [.., N, K] of the compute type."""
     return raw.to_array(compute)
