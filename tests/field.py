@@ -79,7 +79,7 @@ class Slots:
 
     def saved(self, slot: int) -> bytes:
         value = self.runner.pool.read(slot)
-        return SavedState("", "float32", "float32", self.seen[slot], value, {}).to_bytes()
+        return SavedState("", "", "float32", "float32", self.seen[slot], value, {}).to_bytes()
 
     def restore(self, slot: int, data: bytes) -> None:
         saved = SavedState.from_bytes(data)

@@ -200,6 +200,13 @@ def test_a_state_of_something_else_is_refused(small: bytes, target: Any, message
     made._scheduler.check()
 
 
+def test_a_state_of_other_operations_is_refused(small: bytes) -> None:
+    """The reference and the native operations agree within rounding, which is not enough."""
+    other = replace(SavedState.from_bytes(small), arithmetic="native abacus").to_bytes()
+    with pytest.raises(StateError, match="computed by 'native abacus' operations, which give other bits"):
+        engine("llama").restore(other)
+
+
 def test_another_version_is_refused(small: bytes) -> None:
     with pytest.raises(StateError, match="has version 2, but this program reads version 1"):
         engine("llama").restore(with_version(small, 2))
@@ -293,3 +300,16 @@ def test_the_header_is_readable(small: bytes) -> None:
     header = json.loads(small[28 : 28 + length])
     assert header["position"] == 3
     assert header["arrays"][0] == ["tokens", "int64", [4]]
+
+
+def test_a_session_is_kept_once() -> None:
+    """Two requests of one session at the same time leave one state, the later one's."""
+    made = engine("llama", num_slots=3)
+    for i in (1, 2):
+        made.submit(Request(tokens=PROMPTS[i], params=replace(GREEDY, max_tokens=3 * i), session="a"))
+    made.run()
+    made._scheduler.check()
+    parked = made._scheduler.parked("a")
+    assert parked is not None
+    assert tuple(parked[1][: len(PROMPTS[2])]) == PROMPTS[2]
+    assert len(made._scheduler._parked) == 1

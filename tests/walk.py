@@ -94,10 +94,10 @@ class StateWalk:
         self.histories[slot] += self._rounds[slot][:count]
         self._rounds[slot] = []
 
-    def _chunk(self, slot: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _chunk(self, slot: int, a: int, b: int) -> None:
         self._run([Window(slot, self._tokens(1 + a % 12), num_logits=1, advance=True)])
 
-    def _propose(self, slot: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _propose(self, slot: int, a: int, b: int) -> None:
         self._run([Window(slot, self._tokens(1 + a % (self.setting.depth + 1)), num_logits=1)])
 
     def _extend(self, slot: int, a: int, b: int) -> None:
@@ -132,13 +132,13 @@ class StateWalk:
             self.runner.rollback(slot, len(self.histories[slot]))
             self._rounds[slot] = []
 
-    def _probe(self, slot: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _probe(self, slot: int, a: int, b: int) -> None:
         if self.setting.depth:
             token = a % VOCABULARY
             check_next(self.setting.family, self.runner, slot, self.histories[slot], token)
             self._rounds[slot] = [token]
 
-    def _rollback(self, slot: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _rollback(self, slot: int, a: int, b: int) -> None:
         """To where the policy can, or a refusal that changes nothing."""
         position = len(self.histories[slot]) - a % (self.setting.depth + 3)
         status = self.runner.pool.status(slot)
@@ -151,12 +151,12 @@ class StateWalk:
             self.runner.rollback(slot, position)
         assert self.runner.pool.status(slot) == status
 
-    def _reset(self, slot: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _reset(self, slot: int, a: int, b: int) -> None:
         self.runner.pool.reset(slot)
         self.histories[slot], self._rounds[slot] = [], []
         self.num_sequences += 1
 
-    def _fork(self, slot: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _fork(self, slot: int, a: int, b: int) -> None:
         """The copy of a slot with whatever is pending and proposed there, onto a dirty one."""
         other = (slot + 1 + a % max(self.setting.num_slots - 1, 1)) % self.setting.num_slots
         if other != slot:
@@ -168,7 +168,7 @@ class StateWalk:
         """Through bytes, onto a slot of this runner or of a new one with other settings."""
         history = self.histories[slot]
         config = self._config
-        saved = SavedState("", config.kv_type, config.compute, history, self.runner.pool.read(slot), {})
+        saved = SavedState("", "", config.kv_type, config.compute, history, self.runner.pool.read(slot), {})
         value = SavedState.from_bytes(saved.to_bytes()).value
         policy = ("replay", "snapshot", "checkpoint")[a % 3]
         other = Runner(model(self.setting.family), replace(config, policy=policy, depth=1 + b % 4), TABLE)  # type: ignore[arg-type]
@@ -263,29 +263,29 @@ class EngineWalk:
         self._live.append(self.engine.submit(request))
         self.num_sequences += 1
 
-    def _step(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _step(self, which: int, a: int, b: int) -> None:
         if self.engine.has_work:
             self.engine.step()
 
-    def _run(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _run(self, which: int, a: int, b: int) -> None:
         self.engine.run()
 
-    def _cancel(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _cancel(self, which: int, a: int, b: int) -> None:
         if generation := self._picked(which):
             self.engine.cancel(generation)
 
-    def _preempt(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _preempt(self, which: int, a: int, b: int) -> None:
         if generation := self._picked(which, running=True):
             self.engine.preempt(generation)
 
-    def _fork(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _fork(self, which: int, a: int, b: int) -> None:
         if (generation := self._picked(which)) and len(self._live) < 6:
             answers = self.engine.fork(generation, 1 + a % 2)
             self._checked |= {id(answer): len(answer.tokens) for answer in answers}
             self._live += answers
             self.num_sequences += len(answers)
 
-    def _save_restore(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _save_restore(self, which: int, a: int, b: int) -> None:
         """Onto a slot that somebody used before."""
         if generation := self._picked(which, running=True):
             data, text = self.engine.save(generation), generation.text
@@ -299,7 +299,7 @@ class EngineWalk:
         self._live.append(new)
         self._checked[id(new)] = len(new.tokens)
 
-    def _restart(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _restart(self, which: int, a: int, b: int) -> None:
         """Another engine, policy and depth; all that is unfinished goes on there."""
         if len(self._live) > self.setting.num_slots:
             return
@@ -310,5 +310,5 @@ class EngineWalk:
         for generation, data in saved:
             self._replace(generation, self.engine.restore(data), generation.text)
 
-    def _close(self, which: int, a: int, b: int) -> None:  # noqa: ARG002
+    def _close(self, which: int, a: int, b: int) -> None:
         self.engine.close_session(f"s{which % 3}")

@@ -50,7 +50,7 @@ class Engine:
             prefill_chunk=config.prefill_chunk,
             interval=config.prefix_interval if config.prefix_bytes else 0,
         )
-        self._handover = Handover(self._runner, self._drafter, self._scheduler, config, model.fingerprint)
+        self._handover = Handover(self._runner, self._drafter, self._scheduler, config, ops.arithmetic())
         self._num_submitted = 0
         if config.max_context > model.spec.max_context:
             raise ConfigError(

@@ -26,14 +26,14 @@ class Handover:
     """Gives slots states and takes states from them. Changes runner, drafter and scheduler it is given."""
 
     def __init__(
-        self, runner: Runner, drafter: Drafter, scheduler: Scheduler, config: EngineConfig, fingerprint: str
+        self, runner: Runner, drafter: Drafter, scheduler: Scheduler, config: EngineConfig, arithmetic: str
     ) -> None:
         self.prefixes = PrefixStore(config.prefix_bytes) if config.prefix_bytes else None
         self._runner = runner
         self._drafter = drafter
         self._scheduler = scheduler
         self._config = config
-        self._fingerprint = fingerprint
+        self._origin = runner.model.fingerprint, arithmetic
 
     def start(self, generation: Generation, slot: int, held: list[int]) -> int:
         """Bring a slot, whose state has consumed `held`, to the longest state at hand of a generation's
@@ -92,9 +92,8 @@ class Handover:
                 )
             slot, tokens = parked
             value, about = self._runner.pool.read(slot), {"session": what}
-        return SavedState(
-            self._fingerprint, self._config.kv_type, self._config.compute, list(tokens), value, about
-        )
+        types = self._config.kv_type, self._config.compute
+        return SavedState(*self._origin, *types, list(tokens), value, about)
 
     def _nothing(self) -> Committed:
         layout = self._runner.pool.layout(0)
@@ -103,7 +102,7 @@ class Handover:
     def opened(self, data: bytes) -> SavedState:
         """Saved bytes, checked to belong to this model and to fit its slots. Changes nothing."""
         saved = SavedState.from_bytes(data)
-        saved.require(self._fingerprint, self._config)
+        saved.require(*self._origin, self._config)
         self._runner.pool.require_fits(saved.value)
         return saved
 

@@ -57,6 +57,9 @@ class Records(NamedTuple):
 class Ops(Protocol):
     """The table. See `redraft.ops.reference` for what each op computes."""
 
+    def arithmetic(self) -> str:
+        """A name of the operations in use: only under one name are results the same bits."""
+
     def matrix(self, raw: RawTensor, compute: ComputeType) -> Matrix:
         """Take a weight matrix [.., N, K] into the form that `linear`, `embed` and `experts` want."""
 

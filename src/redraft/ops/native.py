@@ -60,6 +60,11 @@ def description() -> str:
     return f"native operations, {_native.isa()}, {_native.num_threads()} threads"
 
 
+def arithmetic() -> str:
+    """See `Ops.arithmetic`."""
+    return f"native {_native.isa()}"
+
+
 def usable() -> bool:
     """Whether this processor can run the native operations at all."""
     return str(_native.best_isa()) != "none"

@@ -23,6 +23,11 @@ def description() -> str:
     return "reference operations in NumPy (slow): no native operations were compiled for this processor"
 
 
+def arithmetic() -> str:
+    """See `Ops.arithmetic`."""
+    return "reference"
+
+
 def matrix(raw: RawTensor, compute: ComputeType) -> Matrix:
     """Dequantize to a plain array [.., N, K] of the compute type."""
     return raw.to_array(compute)

@@ -3,7 +3,7 @@
 The layout, little-endian: magic, version, total length, header length; the header (JSON); the arrays in the
 order of its table; a SHA-256 of all that precedes. The value is the policy's committed one with nothing
 pending, so that it may be restored under another policy, depth or number of slots. It goes on with the same
-bytes where the engine's own promise holds: on the same build and kind of processor.
+bytes where the engine's own promise holds: on one build and kind of processor, whose operations it names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class SavedState:
     engine has to know of the sequence, as JSON can hold it.
     """
 
-    fingerprint: str
+    fingerprint: str  # of the model
+    arithmetic: str  # of the operations: see `Ops.arithmetic`
     kv_type: str
     compute: str
     tokens: list[int]
@@ -50,6 +51,7 @@ class SavedState:
         arrays = {"tokens": np.asarray(self.tokens, np.int64), **self.value.arrays}
         header = {
             "fingerprint": self.fingerprint,
+            "arithmetic": self.arithmetic,
             "kv_type": self.kv_type,
             "compute": self.compute,
             "position": self.value.position,
@@ -76,15 +78,21 @@ class SavedState:
         tokens = arrays.pop("tokens").tolist()
         value = Committed(header["position"], arrays)
         return cls(
-            header["fingerprint"], header["kv_type"], header["compute"], tokens, value, header["about"]
-        )
+            header["fingerprint"], header["arithmetic"], header["kv_type"], header["compute"],
+            tokens, value, header["about"],
+        )  # fmt: skip
 
-    def require(self, fingerprint: str, config: EngineConfig) -> None:
-        """Raise `StateError` unless the state belongs to this model and these types."""
+    def require(self, fingerprint: str, arithmetic: str, config: EngineConfig) -> None:
+        """Raise `StateError` unless the state belongs to this model, these operations and these types."""
         if self.fingerprint != fingerprint:
             raise StateError(
                 f"the saved state belongs to another model ({self.fingerprint[:12]}, "
                 f"not {fingerprint[:12]}): load the model that it was saved with"
+            )
+        if self.arithmetic != arithmetic:
+            raise StateError(
+                f"the saved state was computed by '{self.arithmetic}' operations, which give other bits than "
+                f"'{arithmetic}': set REDRAFT_OPS or REDRAFT_ISA, or evaluate the tokens again"
             )
         for name, saved, own in (
             ("KV", self.kv_type, config.kv_type),
