@@ -9,7 +9,7 @@ from conftest import FILLS, TABLE, model, runner, tokens
 from redraft.config import EngineConfig
 from redraft.errors import StateError
 from redraft.runner import Runner
-from redraft.state import Window
+from redraft.state import SlotStatus, Window
 from test_state import PREFIX, TEXT, fresh, prefilled
 
 
@@ -43,6 +43,17 @@ def test_what_each_policy_can_take_back(family: str, policy: str, depth: int, fi
         verify(made, TEXT[:count] + tokens(depth + 1 - count, seed=4), count)
         reach = check_reach(made, family, PREFIX + TEXT[:count])
         assert reach == (0 if policy == "checkpoint" else min(count, depth))
+
+
+def test_a_slot_s_status(policy: str) -> None:
+    made = prefilled("kimi_k3", policy=policy, depth=4)
+    verify(made, TEXT[:4], 3)
+    pending, kept = {"replay": (3, 3), "snapshot": (0, 3), "checkpoint": (0, 0)}[policy]
+    at = len(PREFIX) + 3
+    assert made.pool.status(1) == SlotStatus(at, at - kept, 0, pending, 4, True)
+    made.forward([Window(1, TEXT[:2], num_logits=0)])
+    kept = {"replay": 0, "snapshot": 2, "checkpoint": 0}[policy]
+    assert made.pool.status(1) == SlotStatus(at, at - kept, 2, 0, 4, True)
 
 
 def test_snapshot_keeps_planes_over_several_rounds(family: str) -> None:

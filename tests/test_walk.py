@@ -48,7 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 BOUNDED = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStateWalk = StateMachine.TestCase
 TestStateWalk.settings = BOUNDED

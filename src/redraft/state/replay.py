@@ -119,6 +119,10 @@ class Replay(RollbackPolicy):
         """The tokens of the last commit, until the next pass folds them."""
         return int(self._num_kept[slot])
 
+    def num_pending(self, slot: int) -> int:
+        """The most over the layers: an interrupted pass has folded some of them."""
+        return max((int(pending[slot]) for pending in self._pending.values()), default=0)
+
     def go_back(self, slot: int, count: int) -> None:
         """Lower the cursors: the last records will not be folded, and their columns follow the window."""
         for layer in self.layers:

@@ -92,6 +92,10 @@ class RollbackPolicy(ABC):
         """
         return 0
 
+    def num_pending(self, slot: int) -> int:  # noqa: ARG002
+        """Committed tokens of a slot that a later pass has yet to fold into its state."""
+        return 0
+
     def go_back(self, slot: int, count: int) -> None:
         """Make the state of `count` tokens ago the committed one, dropping what is proposed.
 

@@ -63,6 +63,7 @@ class SlotStatus:
     position: int  # committed
     floor: int  # the lowest position that `rollback` reaches now
     num_proposed: int  # after `position`, not committed
+    num_pending: int  # before `position`, not folded into the state buffer yet (`replay`)
     depth: int  # at most depth + 1 tokens may be proposed
     is_valid: bool  # False: never reset, or a pass that moved the state was interrupted
 
@@ -187,7 +188,12 @@ class StatePool:
         position = int(self.position[slot])
         kept = self._policy.num_kept(slot) if self._policy.layers else position  # rows can always be cut
         return SlotStatus(
-            position, position - kept, self.num_proposed(slot), self.config.depth, not self._torn[slot]
+            position=position,
+            floor=position - kept,
+            num_proposed=self.num_proposed(slot),
+            num_pending=self._policy.num_pending(slot),
+            depth=self.config.depth,
+            is_valid=not self._torn[slot],
         )
 
     def can_rollback(self, slot: int, position: int) -> bool:
