@@ -137,6 +137,18 @@ def test_small_ops_are_near_the_reference_and_independent(count: int, seed: int)
             assert np.array_equal(op(native, x[one], y[one], positions[one])[0], together[i]), name
 
 
+def test_parts_of_the_columns_of_an_array() -> None:
+    """Rows that lie apart are read where they are; anything else is copied first."""
+    wide, table = normal(1, 7, 40), native
+    gate, up = wide[:, :20], wide[:, 20:]
+    copies = [np.ascontiguousarray(part) for part in (gate, up)]
+    assert np.array_equal(table.gated(gate, up, SITU), table.gated(*copies, SITU))
+    assert np.array_equal(table.gated(gate[:, ::-1], up, SITU)[:, ::-1], table.gated(gate, up[:, ::-1], SITU))
+    heads, positions, frequencies = wide.reshape(7, 5, 8), np.arange(7), np.array([1.0, 0.1])
+    some = table.rope(heads[:, :3], positions, frequencies)
+    assert np.array_equal(some, table.rope(heads, positions, frequencies)[:, :3])
+
+
 def test_extreme_activations() -> None:
     x = np.array([[-1e4, -100, -88, -20, 0, 20, 88, 100, 1e4]], np.float32)
     assert np.array_equal(native.sigmoid(x), np.clip(native.sigmoid(x), 0, 1))

@@ -87,6 +87,16 @@ def _c(x: Array) -> Array:
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
+def _dense_rows(x: Array) -> Array:
+    """The array, if only its rows lie apart; else a copy."""
+    dense = x.itemsize
+    for size, stride in zip(x.shape[:0:-1], x.strides[:0:-1], strict=True):
+        if stride != dense and size != 1:
+            return np.ascontiguousarray(x)
+        dense *= size
+    return x
+
+
 def embed(table: Matrix, tokens: IntArray) -> Array:
     """See `reference.embed`."""
     if isinstance(table, np.ndarray):
@@ -147,7 +157,8 @@ def gated(gate: Array, up: Array, activation: Activation) -> Array:
     if gate.dtype != np.float32:
         return reference.gated(gate, up, activation)
     out = np.empty(gate.shape, np.float32)
-    _native.gated(_c(gate), _c(up), activation.kind == "situ", activation.beta, activation.linear_beta, out)
+    gate, up = _dense_rows(gate), _dense_rows(up)
+    _native.gated(gate, up, activation.kind == "situ", activation.beta, activation.linear_beta, out)
     return out
 
 
@@ -169,7 +180,7 @@ def rope(x: Array, positions: IntArray, inv_freq: Array) -> Array:
         angle = positions[:, None] * inv_freq.astype(np.float64)
         _rotation = positions, inv_freq, np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out = np.empty(x.shape, np.float32)
-    _native.rope(_c(x), _rotation[2], _rotation[3], out)
+    _native.rope(_dense_rows(x), _rotation[2], _rotation[3], out)
     return out
 
 
