@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -333,6 +334,18 @@ void py_experts(In x, Ints ids, In weights, const Matrix& gate, const Matrix& up
   });
 }
 
+void py_mix_streams(const std::vector<In>& streams, In weight, float eps, Out y) {
+  const Index count = static_cast<Index>(streams.size()), n = dim(weight, 0);
+  if (count > kMaxStreams) throw std::invalid_argument("too many streams");
+  for_rows(static_cast<Index>(y.shape(0)), n * count, [&](Index first, Index end) {
+    const float* rows[kMaxStreams];
+    for (Index r = first; r < end; ++r) {
+      for (Index j = 0; j < count; ++j) rows[j] = streams[static_cast<size_t>(j)].data() + r * n;
+      kernels().mix_streams(rows, count, weight.data(), eps, y.data() + r * n, n);
+    }
+  });
+}
+
 Matrix* py_pack(Bytes data, const std::string& encoding, Index experts, Index rows, Index columns) {
   return pack(data.data(), encoding, experts, rows, columns).release();  // Python owns it
 }
@@ -373,6 +386,7 @@ NB_MODULE(_native, m) {
   m.def("delta_scan_planes", &py_delta_scan_planes, NoLock());
   m.def("attention", &py_attention, NoLock());
   m.def("experts", &py_experts, NoLock());
+  m.def("mix_streams", &py_mix_streams, NoLock());
   m.def("read_all", &py_read_all, NoLock());
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads);

@@ -124,6 +124,9 @@ def test_small_ops_are_near_the_reference_and_independent(count: int, seed: int)
         "decay": lambda t, x, y, p: t.kda_decay(x, a, None),
         "bounded decay": lambda t, x, y, p: t.kda_decay(x, a, -5.0),
         "rope": lambda t, x, y, p: t.rope(x, p, frequencies),
+        "mix_streams": lambda t, x, y, p: t.mix_streams(
+            [x[:, 0], y[:, 0], x[:, 1] * y[:, 1], x[:, 2]], weight, 1e-5
+        ),
         "head_linear": lambda t, x, y, p: t.head_linear(x, heads),
     }
     for name, op in ops.items():

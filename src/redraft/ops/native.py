@@ -20,7 +20,6 @@ from redraft.ops import Activation, Array, IntArray, Matrix, Records, Windows, r
 from redraft.ops.raw import RawTensor
 from redraft.ops.repack import packable
 
-mix_streams = reference.mix_streams
 route = reference.route
 gumbel_noise = reference.gumbel_noise
 
@@ -261,6 +260,16 @@ def attention(
         keys, values = keys.view(np.uint16), values.view(np.uint16)
     out = np.empty((len(q), q.shape[1], values.shape[3]), np.float32)
     _native.attention(_c(q), keys, values, windows.slots, windows.starts, positions, scale, out)
+    return out
+
+
+def mix_streams(streams: list[Array], score_weight: Array, eps: float) -> Array:
+    """See `reference.mix_streams`."""
+    if streams[0].dtype != np.float32:
+        return reference.mix_streams(streams, score_weight, eps)
+    out = np.empty(streams[0].shape, np.float32)
+    if len(out):
+        _native.mix_streams([_c(stream) for stream in streams], score_weight, eps, out)
     return out
 
 
