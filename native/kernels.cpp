@@ -340,9 +340,32 @@ void weighted_sum(const float* parts, const float* weights, Index count, float* 
   });
 }
 
+// One row: Σ p_j stream_j with p = softmax over j of Σ rms_norm(stream_j) · weight.
+void mix_streams(const float* const* streams, Index count, const float* weight, float eps, float* y, Index dim) {
+  alignas(64) float share[kMaxStreams];
+  float highest = -std::numeric_limits<float>::infinity(), total = 0.0f;
+  for (Index j = 0; j < count; ++j) {
+    const float size = std::sqrt(sum_of_squares(streams[j], dim) / static_cast<float>(dim) + eps);
+    share[j] = dot(streams[j], weight, dim) / size;
+    highest = std::max(highest, share[j]);
+  }
+  for (Index j = 0; j < count; ++j) {
+    alignas(64) float lane[16];
+    store(lane, exp(set1(share[j] - highest)));
+    share[j] = lane[0];
+    total += share[j];
+  }
+  for (Index j = 0; j < count; ++j) share[j] /= total;
+  map(dim, y, [&](Index i, Index n) {
+    V16 sum_of_streams = zero();
+    for (Index j = 0; j < count; ++j) sum_of_streams = fma(set1(share[j]), load_some(streams[j] + i, n), sum_of_streams);
+    return sum_of_streams;
+  });
+}
+
 }  // namespace
 
 const Kernels kTable = {rms_norm,   l2_norm,  sigmoid_of, swiglu,    situ,        decay, rope,
-                        short_conv, dot_rows, scan,       attention, weighted_sum};
+                        short_conv, dot_rows, scan,       attention, mix_streams, weighted_sum};
 
 }  // namespace redraft::ISA

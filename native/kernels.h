@@ -48,6 +48,7 @@ struct AttentionQuery {
   Index length;
 };
 
+constexpr Index kMaxStreams = 64;                    // that one mixture may have
 constexpr Index kAttentionPositions = 64;            // taken together, in order
 constexpr Index kAttentionQueries = 16;              // that may share a look at the keys
 constexpr Index kMaxKeyDim = 640, kMaxValueDim = 640;  // of a head
@@ -67,6 +68,7 @@ struct Kernels {
   void (*scan)(const Scan& call, const ScanWindow& window, Index head, Index column);
   void (*attention)(const AttentionShape& shape, const AttentionQuery* queries, Index num_queries, const void* keys,
                     const void* values);
+  void (*mix_streams)(const float* const* streams, Index count, const float* weight, float eps, float* y, Index dim);
   void (*weighted_sum)(const float* parts, const float* weights, Index count, float* y, Index dim);
 };
 

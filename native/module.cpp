@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -77,14 +78,32 @@ void py_sigmoid(In x, Out y) {
   });
 }
 
-void py_gated(In a, In b, bool situ, float beta, float linear_beta, Out y) {
-  const Index n = dim(a, a.ndim() - 1);
-  for_rows(rows_of(a), n, [&](Index first, Index end) {
-    const Index at = first * n, count = (end - first) * n;
-    if (situ) {
-      kernels().situ(a.data() + at, b.data() + at, beta, linear_beta, y.data() + at, count);
-    } else {
-      kernels().swiglu(a.data() + at, b.data() + at, y.data() + at, count);
+// Rows of `width` dense numbers, which may lie apart: a part of the columns of a larger array.
+struct Strided {
+  const float* data;
+  Index rows, width, step;
+};
+
+Strided rows_apart(const Any& x) {
+  Index width = 1;
+  for (size_t axis = x.ndim(); axis-- > 1;) {
+    if (x.stride(axis) != width && x.shape(axis) != 1) throw std::invalid_argument("a row is not dense");
+    width *= static_cast<Index>(x.shape(axis));
+  }
+  if (x.dtype() != nb::dtype<float>()) throw std::invalid_argument("not float32");
+  return {static_cast<const float*>(x.data()), static_cast<Index>(x.shape(0)), width, x.stride(0)};
+}
+
+void py_gated(Any gate, Any up, bool situ, float beta, float linear_beta, Out y) {
+  const Strided a = rows_apart(gate), b = rows_apart(up);
+  for_rows(a.rows, a.width, [&](Index first, Index end) {
+    for (Index r = first; r < end; ++r) {
+      const float *p = a.data + r * a.step, *q = b.data + r * b.step;
+      if (situ) {
+        kernels().situ(p, q, beta, linear_beta, y.data() + r * a.width, a.width);
+      } else {
+        kernels().swiglu(p, q, y.data() + r * a.width, a.width);
+      }
     }
   });
 }
@@ -97,12 +116,13 @@ void py_decay(In f, In neg_exp_a, std::optional<float> bound, Out y) {
   });
 }
 
-void py_rope(In x, In cos, In sin, Out y) {
-  const Index heads = dim(x, 1), n = dim(x, 2), half = dim(cos, 1);
-  for_rows(dim(x, 0), heads * n, [&](Index first, Index end) {
+void py_rope(Any x, In cos, In sin, Out y) {
+  const Strided rows = rows_apart(x);
+  const Index heads = static_cast<Index>(x.shape(1)), n = static_cast<Index>(x.shape(2)), half = dim(cos, 1);
+  for_rows(rows.rows, rows.width, [&](Index first, Index end) {
     for (Index r = first; r < end; ++r)
-      kernels().rope(x.data() + r * heads * n, cos.data() + r * half, sin.data() + r * half, y.data() + r * heads * n,
-                     heads, n, half);
+      kernels().rope(rows.data + r * rows.step, cos.data() + r * half, sin.data() + r * half,
+                     y.data() + r * rows.width, heads, n, half);
   });
 }
 
@@ -314,6 +334,18 @@ void py_experts(In x, Ints ids, In weights, const Matrix& gate, const Matrix& up
   });
 }
 
+void py_mix_streams(const std::vector<In>& streams, In weight, float eps, Out y) {
+  const Index count = static_cast<Index>(streams.size()), n = dim(weight, 0);
+  if (count > kMaxStreams) throw std::invalid_argument("too many streams");
+  for_rows(static_cast<Index>(y.shape(0)), n * count, [&](Index first, Index end) {
+    const float* rows[kMaxStreams];
+    for (Index r = first; r < end; ++r) {
+      for (Index j = 0; j < count; ++j) rows[j] = streams[static_cast<size_t>(j)].data() + r * n;
+      kernels().mix_streams(rows, count, weight.data(), eps, y.data() + r * n, n);
+    }
+  });
+}
+
 Matrix* py_pack(Bytes data, const std::string& encoding, Index experts, Index rows, Index columns) {
   return pack(data.data(), encoding, experts, rows, columns).release();  // Python owns it
 }
@@ -354,6 +386,7 @@ NB_MODULE(_native, m) {
   m.def("delta_scan_planes", &py_delta_scan_planes, NoLock());
   m.def("attention", &py_attention, NoLock());
   m.def("experts", &py_experts, NoLock());
+  m.def("mix_streams", &py_mix_streams, NoLock());
   m.def("read_all", &py_read_all, NoLock());
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads);

@@ -20,7 +20,6 @@ from redraft.ops import Activation, Array, IntArray, Matrix, Records, Windows, r
 from redraft.ops.raw import RawTensor
 from redraft.ops.repack import packable
 
-mix_streams = reference.mix_streams
 route = reference.route
 gumbel_noise = reference.gumbel_noise
 
@@ -92,6 +91,16 @@ def _c(x: Array) -> Array:
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
+def _dense_rows(x: Array) -> Array:
+    """The array, if only its rows lie apart; else a copy."""
+    dense = x.itemsize
+    for size, stride in zip(x.shape[:0:-1], x.strides[:0:-1], strict=True):
+        if stride != dense and size != 1:
+            return np.ascontiguousarray(x)
+        dense *= size
+    return x
+
+
 def embed(table: Matrix, tokens: IntArray) -> Array:
     """See `reference.embed`."""
     if isinstance(table, np.ndarray):
@@ -152,7 +161,8 @@ def gated(gate: Array, up: Array, activation: Activation) -> Array:
     if gate.dtype != np.float32:
         return reference.gated(gate, up, activation)
     out = np.empty(gate.shape, np.float32)
-    _native.gated(_c(gate), _c(up), activation.kind == "situ", activation.beta, activation.linear_beta, out)
+    gate, up = _dense_rows(gate), _dense_rows(up)
+    _native.gated(gate, up, activation.kind == "situ", activation.beta, activation.linear_beta, out)
     return out
 
 
@@ -174,7 +184,7 @@ def rope(x: Array, positions: IntArray, inv_freq: Array) -> Array:
         angle = positions[:, None] * inv_freq.astype(np.float64)
         _rotation = positions, inv_freq, np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out = np.empty(x.shape, np.float32)
-    _native.rope(_c(x), _rotation[2], _rotation[3], out)
+    _native.rope(_dense_rows(x), _rotation[2], _rotation[3], out)
     return out
 
 
@@ -255,6 +265,16 @@ def attention(
         keys, values = keys.view(np.uint16), values.view(np.uint16)
     out = np.empty((len(q), q.shape[1], values.shape[3]), np.float32)
     _native.attention(_c(q), keys, values, windows.slots, windows.starts, positions, scale, out)
+    return out
+
+
+def mix_streams(streams: list[Array], score_weight: Array, eps: float) -> Array:
+    """See `reference.mix_streams`."""
+    if streams[0].dtype != np.float32:
+        return reference.mix_streams(streams, score_weight, eps)
+    out = np.empty(streams[0].shape, np.float32)
+    if len(out):
+        _native.mix_streams([_c(stream) for stream in streams], score_weight, eps, out)
     return out
 
 
