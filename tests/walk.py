@@ -45,7 +45,7 @@ class StateWalk:
     """Slots of one runner. `histories`: the surviving tokens of each."""
 
     OPERATIONS = (
-        "chunk", "propose", "extend", "mixed", "commit", "drop", "probe", "rollback", "reset", "fork",
+        "chunk", "propose", "extend", "mixed", "commit", "drop", "probe", "rollback", "back", "reset", "fork",
         "save_restore",
     )  # fmt: skip
 
@@ -150,6 +150,12 @@ class StateWalk:
         with pytest.raises(StateError):
             self.runner.rollback(slot, position)
         assert self.runner.pool.status(slot) == status
+
+    def _back(self, slot: int, a: int, b: int) -> None:
+        """Behind a commit, while the policy still holds it; twice."""
+        self._commit(slot, b, a)
+        self._rollback(slot, a, b)
+        self._rollback(slot, b, a)
 
     def _reset(self, slot: int, a: int, b: int) -> None:
         self.runner.pool.reset(slot)

@@ -33,7 +33,7 @@ class Handover:
         self._drafter = drafter
         self._scheduler = scheduler
         self._config = config
-        self._origin = runner.model.fingerprint, arithmetic
+        self._arithmetic = arithmetic
 
     def start(self, generation: Generation, slot: int, held: list[int]) -> int:
         """Bring a slot, whose state has consumed `held`, to the longest state at hand of a generation's
@@ -93,7 +93,8 @@ class Handover:
             slot, tokens = parked
             value, about = self._runner.pool.read(slot), {"session": what}
         types = self._config.kv_type, self._config.compute
-        return SavedState(*self._origin, *types, list(tokens), value, about)
+        model = self._runner.model.fingerprint
+        return SavedState(model, self._arithmetic, *types, list(tokens), value, about)
 
     def _nothing(self) -> Committed:
         layout = self._runner.pool.layout(0)
@@ -102,7 +103,7 @@ class Handover:
     def opened(self, data: bytes) -> SavedState:
         """Saved bytes, checked to belong to this model and to fit its slots. Changes nothing."""
         saved = SavedState.from_bytes(data)
-        saved.require(*self._origin, self._config)
+        saved.require(self._runner.model.fingerprint, self._arithmetic, self._config)
         self._runner.pool.require_fits(saved.value)
         return saved
 
