@@ -47,7 +47,7 @@ def test_version() -> None:
     assert redraft("--version").stdout == f"redraft {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["decide"], ["fetch"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["decide"], ["verify"], ["fetch"]])
 def test_help(command: list[str]) -> None:
     done = redraft(*command, "--help")
     assert done.returncode == 0
@@ -121,6 +121,14 @@ def test_generate_reads_stdin() -> None:
         (["decide", "-m", MODEL, "--tasks", "/no/such/file"], "cannot be read"),
         (["decide", "-m", MODEL, "--json", "/no/such/folder/x"], "cannot write"),
         (["decide", "-m", MODEL], "can reach"),
+        (["verify"], "nothing to verify: name a model with --model, or a server with --server"),
+        (["verify", "-m", MODEL, "--policy", "hope"], "policy must be all or one of replay"),
+        (["verify", "-m", MODEL, "--slots", "1"], "slots must be at least 2 to compare neighbours, not 1"),
+        (["verify", "-m", MODEL, "--depth", "0"], "depth must be at least 1"),
+        (["verify", "-m", MODEL, "--off", "{}"], "--baseline and --off are about a server"),
+        (["verify", "--server", "http://127.0.0.1:9", "--off", "no"], "--off takes a JSON object"),
+        (["verify", "--server", "nowhere"], "'nowhere' is no URL of a server"),
+        (["verify", "-m", MODEL, "--json", "/no/such/folder/x"], "cannot write"),
         (["fetch", "nothing"], "model 'nothing' is unknown; these can be fetched: smollm2"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Literal
 
 from redraft.errors import ConfigError
 
-POLICIES = ("replay", "snapshot", "checkpoint")
 KV_TYPES = ("float32", "bfloat16")
 COMPUTE_TYPES = ("float32", "float64")
 MAX_SEED = 2**64 - 1
@@ -19,6 +18,7 @@ MAX_SEED = 2**64 - 1
 PolicyName = Literal["replay", "snapshot", "checkpoint"]
 KVType = Literal["float32", "bfloat16"]
 ComputeType = Literal["float32", "float64"]
+POLICIES: tuple[PolicyName, ...] = ("replay", "snapshot", "checkpoint")
 
 
 def _require(ok: bool, message: str) -> None:

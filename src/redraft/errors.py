@@ -25,3 +25,7 @@ class TaskFileError(RedraftError):
 
 class StateError(RedraftError):
     """An operation on a slot's state was refused; nothing was changed."""
+
+
+class ServerError(RedraftError):
+    """A server cannot be reached, refuses us, or does not speak the OpenAI API."""

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from redraft import __version__, ops
-from redraft.cli import decide, fetch, generate, plan
+from redraft.cli import decide, fetch, generate, plan, verify
 from redraft.errors import RedraftError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("decide")(decide.decide)
 app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
 app.command("generate")(generate.generate)
 app.command("fetch")(fetch.fetch)
 

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from redraft import __version__
 from redraft.cli import options as opt
-from redraft.cli.report import print_plan, report, require_writable
+from redraft.cli.json_file import require_writable
+from redraft.cli.report import print_plan, report
 from redraft.cli.session import LoadedModels, load_models
 from redraft.config import EngineConfig, SamplingParams
 from redraft.decide import Arm, ArmPlan, RunResult, builtin_tasks, measure, plan_arms, read_tasks

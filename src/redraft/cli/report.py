@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from redraft.cli.json_file import write_json
 from redraft.cli.tables import bytes_table
 from redraft.decide import ArmPlan, RunResult, Summary, Verdict, judge, summarise
 from redraft.decide.summary import reference_texts
 from redraft.decide.verdict import as_mapping
-from redraft.errors import ConfigError
 from redraft.state import format_bytes
 
 
@@ -62,7 +59,7 @@ def report(
     else:
         console.print(f"[bold]verdict: {verdict.decision}[/] — {verdict.reason}", soft_wrap=True)
     if json_out is not None:
-        _write_json(json_out, setting, plan, summaries, verdict)
+        write_json(json_out, _figures(setting, plan, summaries, verdict))
     if verdict is None:
         raise typer.Exit(130)
     if any("text differs" in summary.failures for summary in summaries):
@@ -115,40 +112,17 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def require_writable(target: Path) -> None:
-    """Raise now if the figures cannot be written later."""
-    if str(target) != "-" and (target.is_dir() or not os.access(target.parent, os.W_OK)):
-        raise ConfigError(f"cannot write {target}: name a file in a folder that exists and is writable")
-
-
-def _write_json(
-    target: Path,
-    setting: dict[str, Any],
-    plan: ArmPlan,
-    summaries: Sequence[Summary],
-    verdict: Verdict | None,
-) -> None:
-    text = json.dumps(
-        {
-            **setting,
-            "arms": [
-                {"name": arm.name, "slots": arm.config.num_slots, "bytes": arm.num_bytes} for arm in plan.arms
-            ],
-            "extra_bytes": plan.extra_bytes,
-            "slot_bytes": plan.slot_bytes,
-            "extra_slots": plan.extra_slots,
-            "runs": [asdict(summary) for summary in summaries],
-            "verdict": None if verdict is None else as_mapping(verdict),
-        },
-        indent=2,
-    )
-    if str(target) == "-":
-        typer.echo(text)
-        return
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        Path(name).replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+def _figures(
+    setting: dict[str, Any], plan: ArmPlan, summaries: Sequence[Summary], verdict: Verdict | None
+) -> dict[str, Any]:
+    return {
+        **setting,
+        "arms": [
+            {"name": arm.name, "slots": arm.config.num_slots, "bytes": arm.num_bytes} for arm in plan.arms
+        ],
+        "extra_bytes": plan.extra_bytes,
+        "slot_bytes": plan.slot_bytes,
+        "extra_slots": plan.extra_slots,
+        "runs": [asdict(summary) for summary in summaries],
+        "verdict": None if verdict is None else as_mapping(verdict),
+    }
