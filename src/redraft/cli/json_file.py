@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import typer
 
 from redraft.errors import ConfigError
+from redraft.state.saved import write_file
 
 
 def require_writable(target: Path) -> None:
@@ -21,15 +21,9 @@ def require_writable(target: Path) -> None:
 
 
 def write_json(target: Path, figures: Mapping[str, Any]) -> None:
-    """Write figures to a file, or to stdout for '-'. Raises `ConfigError` if it cannot be written."""
+    """Write figures to a file, or to stdout for '-'. Raises `StateError` if it cannot be written."""
     text = json.dumps(figures, indent=2)
     if str(target) == "-":
         typer.echo(text)
         return
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        Path(name).replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+    write_file(target, f"{text}\n".encode())

@@ -134,12 +134,19 @@ def write_file(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+                temporary.chmod(0o666 & ~_umask())  # temporary files are for their owner alone
                 temporary.replace(path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
         raise StateError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def read_file(path: Path) -> bytes:
