@@ -363,9 +363,17 @@ void mix_streams(const float* const* streams, Index count, const float* weight, 
   });
 }
 
+// The largest of 64·n numbers: a streaming read, for benchmarks.
+float read_all(const float* data, Index count) {
+  V16 best[4] = {zero(), zero(), zero(), zero()};
+  for (Index i = 0; i + 64 <= count; i += 64)
+    for (Index j = 0; j < 4; ++j) best[j] = max(best[j], load(data + i + 16 * j));
+  return max_of(max(max(best[0], best[1]), max(best[2], best[3])));
+}
+
 }  // namespace
 
 const Kernels kTable = {rms_norm,   l2_norm,  sigmoid_of, swiglu,    situ,        decay, rope,
-                        short_conv, dot_rows, scan,       attention, mix_streams, weighted_sum};
+                        short_conv, dot_rows, scan,       attention, mix_streams, read_all, weighted_sum};
 
 }  // namespace redraft::ISA

@@ -69,6 +69,7 @@ struct Kernels {
   void (*attention)(const AttentionShape& shape, const AttentionQuery* queries, Index num_queries, const void* keys,
                     const void* values);
   void (*mix_streams)(const float* const* streams, Index count, const float* weight, float eps, float* y, Index dim);
+  float (*read_all)(const float* data, Index count);
   void (*weighted_sum)(const float* parts, const float* weights, Index count, float* y, Index dim);
 };
 
