@@ -259,17 +259,18 @@ struct Running {
 template <class T>
 void attend_block(const AttentionShape& shape, const float* q, const float* turned, const T* values, Index count,
                   Running& so_far) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
   alignas(64) float scores[kPositions];
-  V16 block_highest = set1(-std::numeric_limits<float>::infinity());
-  for (Index p = 0; p < kPositions; p += 16) {
-    V16 score = set1(-std::numeric_limits<float>::infinity());
-    if (p < count) {
-      score = zero();
-      for (Index i = 0; i < shape.key_dim; ++i) score = fma(set1(q[i]), load(turned + i * kPositions + p), score);
-      score = first_lanes(mul(score, set1(shape.scale)), count - p, -std::numeric_limits<float>::infinity());
-    }
-    store(scores + p, score);
-    block_highest = max(block_highest, score);
+  V16 score[4] = {zero(), zero(), zero(), zero()}, block_highest = set1(kNothing);
+  for (Index i = 0; i < shape.key_dim; ++i) {
+    const V16 number = set1(q[i]);
+    for (Index lanes = 0; lanes < 4; ++lanes)  // what lies beyond `count` is not used
+      score[lanes] = fma(number, load(turned + i * kPositions + 16 * lanes), score[lanes]);
+  }
+  for (Index p = 0; p < count; p += 16) {
+    const V16 scaled = first_lanes(mul(score[p / 16], set1(shape.scale)), count - p, kNothing);
+    store(scores + p, scaled);
+    block_highest = max(block_highest, scaled);
   }
   const float highest = std::max(so_far.highest, max_of(block_highest));
   alignas(64) float correction[16];
@@ -302,6 +303,7 @@ void attend(const AttentionShape& shape, const AttentionQuery* queries, Index nu
             const T* values) {
   const Index padded = (shape.value_dim + 15) / 16 * 16;
   alignas(64) float turned[kMaxKeyDim * kPositions];
+  std::fill(turned, turned + shape.key_dim * kPositions, 0.0f);
   alignas(64) float sums[kQueries * kMaxValueDim];
   std::fill(sums, sums + num_queries * padded, 0.0f);
   Running running[kQueries];
