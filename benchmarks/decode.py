@@ -5,8 +5,8 @@ step.
 
 For each format: the bytes of weights that a token reads, times tokens a second, as a share of the bandwidth
 of a streaming read of as many bytes by the same threads, taken before and after. Weights are made from the
-fetched file. Results are checked before anything is timed: a row alone and among others gives the same bits, and each
-format's logits are near those of float32.
+fetched file. Results are checked before anything is timed: a row alone and among others gives the same bits,
+and each format's logits are near those of float32.
 """
 
 from __future__ import annotations

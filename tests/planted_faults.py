@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from redraft.engine import engine as engine_module
+from redraft.engine.handover import Handover
+from redraft.engine.prefix import PrefixStore
 from redraft.ops import reference
 from redraft.runner import Runner
 from redraft.speculate import drafters, sampling
@@ -184,6 +186,30 @@ def value_written_beside_pending_records(patch: pytest.MonkeyPatch) -> None:
 
 def rows_not_moved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVCache, "write", lambda *_: None)
+
+
+def restored_state_is_zero(patch: pytest.MonkeyPatch) -> None:
+    whole = Handover.opened
+
+    def opened(self, data):
+        saved = whole(self, data)
+        for name in [name for name in saved.value.arrays if name.startswith("state")]:
+            saved.value.arrays[name] = np.zeros_like(saved.value.arrays[name])
+        return saved
+
+    patch.setattr(Handover, "opened", opened)
+
+
+def kept_state_of_another_prefix(patch: pytest.MonkeyPatch) -> None:
+    """Any kept state of the right length will do: the tokens are not compared."""
+    whole = PrefixStore.lookup
+
+    def lookup(self, tokens, longer_than=0):
+        value = whole(self, tokens, longer_than)
+        others = [kept for kept in self._entries.values() if longer_than < kept.position < len(tokens)]
+        return value or (others[-1] if others else None)
+
+    patch.setattr(PrefixStore, "lookup", lookup)
 
 
 def noise_keyed_by_step(patch: pytest.MonkeyPatch) -> None:

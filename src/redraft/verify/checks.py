@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from redraft.verify import memory, outputs, rounds
+from redraft.verify import keeping, memory, outputs, rounds
 from redraft.verify.difference import CheckResult
 from redraft.verify.effort import Effort
 from redraft.verify.trial import Subject
 
 Check = Callable[[Subject, Effort], CheckResult]
 
-# A check of another way to move state (a file, a store of prefixes) is one more function in this table.
 CHECKS: dict[str, Check] = {
     "row independence": memory.row_independence,
     "split prefill": memory.split_prefill,
@@ -26,6 +25,8 @@ CHECKS: dict[str, Check] = {
     "sequence isolation": memory.sequence_isolation,
     "slot reuse": memory.slot_reuse,
     "value moved to a dirty slot": memory.value_moved_to_dirty_slot,
+    "saved and restored": keeping.saved_and_restored,
+    "prefix hit": keeping.prefix_hit,
     "drafter independence": outputs.drafter_independence,
 }
 

@@ -34,10 +34,10 @@ def drafter_independence(subject: Subject, effort: Effort) -> CheckResult:
     """Through the engine: each output against the same request alone, without speculation, a token a step."""
     compare = Comparison()
     prompts = [subject.tokens(n, seed=n) * 2 for n in (9, 3, 12, 5)][: min(subject.num_slots, 4)]
-    truth = {t: [_alone(subject, prompt, _params(effort, t)) for prompt in prompts] for t in TEMPERATURES}
+    truth = {t: [alone(subject, prompt, sampling(effort, t)) for prompt in prompts] for t in TEMPERATURES}
     drafted = accepted = 0
     for case in _cases(subject, effort):
-        expected, params = truth[case.temperature], _params(effort, case.temperature)
+        expected, params = truth[case.temperature], sampling(effort, case.temperature)
         for n, generation in enumerate(_speculate(subject, case, prompts, expected, params)):
             start = generation.num_prompt
             compare.tokens(expected[n], generation.output, slot=n, position=start, case=str(case))
@@ -64,11 +64,13 @@ def _cases(subject: Subject, effort: Effort) -> Iterator[_Case]:
                         yield _Case(policy, name, depth, temperature, neighbours)
 
 
-def _params(effort: Effort, temperature: float) -> SamplingParams:
+def sampling(effort: Effort, temperature: float) -> SamplingParams:
+    """Parameters of the outputs that are compared."""
     return SamplingParams(max_tokens=effort.num_output, temperature=temperature, seed=11)
 
 
-def _alone(subject: Subject, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
+def alone(subject: Subject, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
+    """The output that every other run is held to: one request, no speculation, a token a step."""
     config = EngineConfig(num_slots=1, max_context=subject.max_context, depth=0)
     return _run(subject, config, NoDraft(), [prompt], params)[0].output
 
