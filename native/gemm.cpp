@@ -40,18 +40,14 @@ void quantized_rows(const Matrix& w, const uint8_t* block, const Rows& x, std::p
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (std::ptrdiff_t g = 0; g < groups; ++g) {
     const uint8_t* group = block + g * size;
+    for (std::ptrdiff_t line = 0; line < size; line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(group + 4096 + line), _MM_HINT_T0);
     const V16 scale = load_half(group + weights);
     for (int r = 0; r < R; ++r) {
       const std::ptrdiff_t at = (row + r) * groups + g;
       const int8_t* bytes = x.bytes.data() + (row + r) * w.padded_columns + g * kGroup;
-      I16 dot;
-      if (w.format == Format::q8) {
-        dot = dot_group(group, bytes, x.sums[at]);
-      } else {
-        dot = iset1(w.format == Format::q4 ? -8 * x.sums[at] : 0);
-        for (int i = 0; i < 4; ++i) dot = dot4_nibbles(dot, group + 64 * i, false, bytes + 4 * i);
-        for (int i = 0; i < 4; ++i) dot = dot4_nibbles(dot, group + 64 * i, true, bytes + 16 + 4 * i);
-      }
+      const int32_t offset = w.format == Format::q4 ? -8 * x.sums[at] : 0;
+      const I16 dot = w.format == Format::q8 ? dot_group(group, bytes, x.sums[at]) : dot_nibbles(group, bytes, offset);
       acc[r] = fma(mul(to_float(dot), scale), set1(x.scales[at]), acc[r]);
       if (w.format == Format::q4m)
         acc[r] = fma(load_half(group + weights + 32), set1(x.scales[at] * static_cast<float>(x.sums[at])), acc[r]);

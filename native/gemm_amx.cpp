@@ -11,6 +11,7 @@ namespace redraft::amx {
 namespace {
 
 constexpr std::ptrdiff_t kAhead = 4096;  // bytes that weights are asked for before they are needed
+constexpr std::ptrdiff_t kFewRows = 4;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -180,7 +181,8 @@ void int8_blocks(const Matrix& w, std::ptrdiff_t expert, const Rows& x, float* y
 void gemm_blocks(const Matrix& w, std::ptrdiff_t expert, const Rows& x, float* y, std::ptrdiff_t stride,
                  std::ptrdiff_t first, std::ptrdiff_t end) {
   write_through();
-  if (w.format == Format::f32) {
+  const bool few = w.format >= Format::q4 && x.count <= kFewRows;  // same bits, and nibbles need no unpacking
+  if (w.format == Format::f32 || few) {
     avx512::gemm_blocks(w, expert, x, y, stride, first, end);
   } else if (w.format == Format::bf16) {
     bf16_blocks(w, expert, x, y, stride, first, end);

@@ -65,20 +65,30 @@ inline int32_t four_bytes(const int8_t* x) {
   std::memcpy(&packed, x, 4);
   return packed;
 }
-// acc + Σ of four products a lane; weights 0 … 15.
-inline I16 dot4_nibbles(I16 acc, const uint8_t* w, bool upper, const int8_t* x) {
-  __m512i q = _mm512_loadu_si512(w);
-  q = _mm512_and_si512(upper ? _mm512_srli_epi16(q, 4) : q, _mm512_set1_epi8(15));
-  return {_mm512_dpbusd_epi32(acc.v, q, _mm512_set1_epi32(four_bytes(x)))};
+inline __m512i add4(const __m512i* acc) {
+  return _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));
 }
-// Σ of four products a lane over a group of 32 signed weights, exactly.
+// Σ of products over a group of 32, exactly, so that four sums side by side are as good as one. First weights 0 … 15,
+// which come with `offset` for each lane, then signed ones, shifted by 128 to be unsigned.
+inline I16 dot_nibbles(const uint8_t* w, const int8_t* x, int32_t offset) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  __m512i acc[4] = {_mm512_set1_epi32(offset), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+  for (int r = 0; r < 4; ++r) {
+    const __m512i q = _mm512_loadu_si512(w + 64 * r);
+    acc[r] = _mm512_dpbusd_epi32(acc[r], _mm512_and_si512(q, mask), _mm512_set1_epi32(four_bytes(x + 4 * r)));
+    const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(q, 4), mask);
+    acc[r] = _mm512_dpbusd_epi32(acc[r], upper, _mm512_set1_epi32(four_bytes(x + 16 + 4 * r)));
+  }
+  return {add4(acc)};
+}
 inline I16 dot_group(const uint8_t* w, const int8_t* x, int32_t sum_of_x) {
-  __m512i acc = _mm512_set1_epi32(-128 * sum_of_x);  // the weights are shifted by 128 to be unsigned
+  __m512i acc[4] = {_mm512_set1_epi32(-128 * sum_of_x), _mm512_setzero_si512(), _mm512_setzero_si512(),
+                    _mm512_setzero_si512()};
   for (int r = 0; r < 8; ++r) {
     const __m512i shifted = _mm512_xor_si512(_mm512_loadu_si512(w + 64 * r), _mm512_set1_epi8(-128));
-    acc = _mm512_dpbusd_epi32(acc, shifted, _mm512_set1_epi32(four_bytes(x + 4 * r)));
+    acc[r % 4] = _mm512_dpbusd_epi32(acc[r % 4], shifted, _mm512_set1_epi32(four_bytes(x + 4 * r)));
   }
-  return {acc};
+  return {add4(acc)};
 }
 
 #else
@@ -155,13 +165,16 @@ inline __m256i four_bytes(const int8_t* x) {
 inline __m256i dot4(__m256i acc, __m256i unsigned_w, __m256i signed_x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned_w, signed_x), _mm256_set1_epi16(1)));
 }
-inline I16 dot4_nibbles(I16 acc, const uint8_t* w, bool upper, const int8_t* x) {
-  const __m256i mask = _mm256_set1_epi8(15), packed = four_bytes(x);
-  const auto nibbles = [&](const uint8_t* p) {
-    const __m256i q = bytes32(p);
-    return _mm256_and_si256(upper ? _mm256_srli_epi16(q, 4) : q, mask);
-  };
-  return {dot4(acc.a, nibbles(w), packed), dot4(acc.b, nibbles(w + 32), packed)};
+inline I16 dot_nibbles(const uint8_t* w, const int8_t* x, int32_t offset) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  I16 acc = iset1(offset);
+  for (int r = 0; r < 4; ++r) {
+    const __m256i low = four_bytes(x + 4 * r), high = four_bytes(x + 16 + 4 * r);
+    const __m256i p = bytes32(w + 64 * r), q = bytes32(w + 64 * r + 32);
+    acc.a = dot4(dot4(acc.a, _mm256_and_si256(p, mask), low), _mm256_and_si256(_mm256_srli_epi16(p, 4), mask), high);
+    acc.b = dot4(dot4(acc.b, _mm256_and_si256(q, mask), low), _mm256_and_si256(_mm256_srli_epi16(q, 4), mask), high);
+  }
+  return acc;
 }
 inline I16 dot_group(const uint8_t* w, const int8_t* x, int32_t) {
   I16 acc = iset1(0);
