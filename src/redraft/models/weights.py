@@ -140,7 +140,14 @@ class Weights:
 
         With `scaled_bias` the scale multiplies the bias too, as GGUF files mean it in MLPs.
         """
-        weight = self.matrix(f"{name}.weight", num_outputs, num_inputs, row_order=row_order)
+        raw, bias, scale = self._parts(name, num_outputs, num_inputs, row_order, scaled_bias=scaled_bias)
+        return Linear(self._ops, self._pack(raw), bias, scale)
+
+    def _parts(
+        self, name: str, num_outputs: int, num_inputs: int, row_order: Array | None, *, scaled_bias: bool
+    ) -> tuple[RawTensor, Array | None, Array | None]:
+        """Weight, bias and scale of one matrix, each taken once."""
+        raw = self._matrix_rows(f"{name}.weight", (num_outputs, num_inputs), row_order)
         bias = self.optional(f"{name}.bias", num_outputs)
         scale = self.optional(f"{name}.scale", 1)
         self._unused.discard(
@@ -150,7 +157,7 @@ class Weights:
             bias = bias[row_order]
         if bias is not None and scale is not None and scaled_bias:
             bias = bias * scale
-        return Linear(self._ops, weight, bias, scale)
+        return raw, bias, scale
 
     def parallel(
         self,
@@ -166,41 +173,20 @@ class Weights:
         Each output is computed by itself, so stacking changes no bit.
         """
         orders = row_orders or [None] * len(names)
-        plain_names = not any(self.has(f"{name}.scale") for name in names)
-        with_bias = {self.has(f"{name}.bias") for name in names}
-        if plain_names and len(with_bias) == 1 and self._one_encoding(names):
-            return Parallel((self._stacked(names, sizes, num_inputs, orders, with_bias.pop()),), tuple(sizes))
         parts = [
-            self.linear(name, size, num_inputs, row_order=order, scaled_bias=scaled_bias)
+            self._parts(name, size, num_inputs, order, scaled_bias=scaled_bias)
             for name, size, order in zip(names, sizes, orders, strict=True)
         ]
-        return Parallel(tuple(parts), tuple(sizes))
-
-    def _one_encoding(self, names: Sequence[str]) -> bool:
-        weights = [f"{name}.weight" for name in names]
-        return (
-            all(map(self.has, weights)) and len({self._source.read(name).encoding for name in weights}) == 1
-        )
-
-    def _stacked(
-        self,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        num_inputs: int,
-        orders: Sequence[Array | None],
-        with_bias: bool,
-    ) -> Linear:
-        rows, biases = [], []
-        for name, size, order in zip(names, sizes, orders, strict=True):
-            raw = self._matrix_rows(f"{name}.weight", (size, num_inputs), order)
-            rows.append(raw.data.reshape(size, -1))
-            self._unused.discard(f"{name}.input_scale")  # as in `linear`
-            if with_bias:
-                bias = self.array(f"{name}.bias", size)
-                biases.append(bias if order is None else bias[order])
-        stack = RawTensor(names[0], (sum(sizes), num_inputs), raw.encoding, np.concatenate(rows))
-        weight = self._pack(stack)
-        return Linear(self._ops, weight, np.concatenate(biases) if with_bias else None)
+        raws = [raw for raw, _, _ in parts]
+        biases = [bias for _, bias, _ in parts if bias is not None]
+        alike = len({raw.encoding for raw in raws}) == 1 and len(biases) in (0, len(parts))
+        if not alike or any(scale is not None for _, _, scale in parts):
+            linears = [Linear(self._ops, self._pack(raw), bias, scale) for raw, bias, scale in parts]
+            return Parallel(tuple(linears), tuple(sizes))
+        rows = np.concatenate([raw.data.reshape(len(raw.data), -1) for raw in raws])
+        stack = RawTensor(raws[0].name, (sum(sizes), num_inputs), raws[0].encoding, rows)
+        bias = np.concatenate(biases) if biases else None
+        return Parallel((Linear(self._ops, self._pack(stack), bias),), tuple(sizes))
 
     def finish(self) -> None:
         """Raise if the file has tensors that the model did not use."""
