@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "encodings.h"
 #include "halves.h"
 #include "threads.h"
 
@@ -12,41 +13,89 @@ namespace {
 
 std::ptrdiff_t round_up(std::ptrdiff_t value, std::ptrdiff_t unit) { return (value + unit - 1) / unit * unit; }
 
-struct Encoding {
-  Format format;
-  std::ptrdiff_t row_unit, unit_bytes;  // numbers in a unit of the file's rows, and its bytes
-};
-
-Encoding encoding_named(const std::string& name) {
-  if (name == "F32") return {Format::f32, 1, 4};
-  if (name == "F16" || name == "BF16") return {Format::bf16, 1, 2};
-  if (name == "Q8_0") return {Format::q8, 32, 34};
-  if (name == "Q4_0") return {Format::q4, 32, 18};
-  if (name == "Q4_1") return {Format::q4m, 32, 20};
-  throw std::invalid_argument("unknown encoding " + name);
+Format format_of(const std::string& encoding) {
+  if (encoding == "F32") return Format::f32;
+  if (encoding == "F16" || encoding == "BF16") return Format::bf16;
+  if (encoding == "Q8_0") return Format::q8;
+  if (encoding == "Q4_0") return Format::q4;
+  if (encoding == "Q4_1") return Format::q4m;
+  if (encoding == "Q4_K") return Format::q4k;
+  if (encoding == "Q5_K") return Format::q5k;
+  if (encoding == "Q6_K") return Format::q6k;
+  throw std::invalid_argument("unknown encoding " + encoding);
 }
 
-// Where weight (n of the block, k) of a 4-bit group lies: byte, and whether it is the upper nibble.
-inline uint8_t* nibble_byte(uint8_t* group, std::ptrdiff_t n, std::ptrdiff_t k) {
-  const std::ptrdiff_t low = k % 16;
-  return group + (low / 4 * kBlock + n) * 4 + low % 4;
+// Some bits of the number at (output n of the block, input k of the group): all of q8, four of the others, and what
+// q5k and q6k have above these.
+struct Bits {
+  std::ptrdiff_t byte;
+  int shift, mask;
+};
+
+Bits lower_bits(Format format, std::ptrdiff_t n, std::ptrdiff_t k) {
+  if (format == Format::q8) return {(k / 4 * kBlock + n) * 4 + k % 4, 0, 255};
+  return {(k % 16 / 4 * kBlock + n) * 4 + k % 4, k < 16 ? 0 : 4, 15};
+}
+
+Bits upper_bits(Format format, std::ptrdiff_t n, std::ptrdiff_t k) {
+  const std::ptrdiff_t lane = n * 4 + k % 4;
+  if (format == Format::q5k) return {256 + k / 4 * 8 + lane / 8, static_cast<int>(lane % 8), 1};
+  if (format == Format::q6k) return {256 + k / 16 * 64 + lane, static_cast<int>(k / 4 % 4 * 2), 3};
+  return {0, 0, 0};
+}
+
+void set_bits(uint8_t* group, Bits at, int value) {
+  group[at.byte] = static_cast<uint8_t>(group[at.byte] | (value & at.mask) << at.shift);
+}
+
+int get_bits(const uint8_t* group, Bits at) { return group[at.byte] >> at.shift & at.mask; }
+
+int number_at(Format format, const uint8_t* group, std::ptrdiff_t n, std::ptrdiff_t k) {
+  const int number = get_bits(group, lower_bits(format, n, k)) | get_bits(group, upper_bits(format, n, k)) << 4;
+  switch (format) {
+    case Format::q8: return static_cast<int8_t>(number);
+    case Format::q4: return number - 8;
+    case Format::q6k: return number - 32;
+    default: return number;
+  }
+}
+
+void pack_scales(const Matrix& m, uint8_t* block, std::ptrdiff_t n, std::ptrdiff_t g, const FileBlock& from) {
+  uint8_t* scales = block + m.scales_at + g * layout(m.format).scales;
+  const std::ptrdiff_t i = g % kSuper;
+  if (m.format == Format::q6k) {
+    scales[n] = from.scales[2 * i];
+    scales[16 + n] = from.scales[2 * i + 1];
+  } else if (layout(m.format).super) {
+    scales[n] = from.scales[i];
+    scales[16 + n] = from.minima[i];
+  } else {
+    std::memcpy(scales + 2 * n, &from.scale, 2);
+    if (has_minima(m.format)) std::memcpy(scales + 32 + 2 * n, &from.minimum, 2);
+  }
 }
 
 void pack_quantized(const Matrix& m, uint8_t* block, std::ptrdiff_t n, const uint8_t* row) {
-  const std::ptrdiff_t size = group_bytes(m.format);
-  for (std::ptrdiff_t g = 0; g < m.columns / kGroup; ++g) {
-    uint8_t* group = block + g * size;
-    if (m.format == Format::q8) {
-      const uint8_t* source = row + g * 34;
-      for (std::ptrdiff_t k = 0; k < kGroup; ++k) group[(k / 4 * kBlock + n) * 4 + k % 4] = source[2 + k];
-      std::memcpy(group + 512 + 2 * n, source, 2);
-      continue;
+  const FileLayout file = file_layout(m.format);
+  const Layout sizes = layout(m.format);
+  FileBlock from;
+  for (std::ptrdiff_t first = 0; first < m.columns; first += file.numbers) {
+    read_block(m.format, row + first / file.numbers * file.bytes, from);
+    if (sizes.super) {
+      uint8_t* super = block + first / (kSuper * kGroup) * sizes.super;
+      std::memcpy(super + 2 * n, &from.scale, 2);
+      if (has_minima(m.format)) std::memcpy(super + 32 + 2 * n, &from.minimum, 2);
     }
-    const std::ptrdiff_t head = m.format == Format::q4 ? 2 : 4;
-    const uint8_t* source = row + g * (16 + head);
-    for (std::ptrdiff_t k = 0; k < 16; ++k) *nibble_byte(group, n, k) = source[head + k];
-    std::memcpy(group + 256 + 2 * n, source, 2);
-    if (m.format == Format::q4m) std::memcpy(group + 288 + 2 * n, source + 2, 2);
+    for (std::ptrdiff_t i = 0; i < file.numbers / kGroup; ++i) {
+      const std::ptrdiff_t g = first / kGroup + i;
+      uint8_t* group = block + m.numbers_at + g * sizes.numbers;
+      pack_scales(m, block, n, g, from);
+      for (std::ptrdiff_t k = 0; k < kGroup; ++k) {
+        const int number = from.numbers[i * kGroup + k];
+        set_bits(group, lower_bits(m.format, n, k), number);
+        set_bits(group, upper_bits(m.format, n, k), number >> 4);
+      }
+    }
   }
 }
 
@@ -65,31 +114,53 @@ void pack_row(const Matrix& m, uint8_t* block, std::ptrdiff_t n, const uint8_t* 
   }
 }
 
-}  // namespace
+inline float half_at(const uint8_t* source, std::ptrdiff_t n) {
+  uint16_t value;
+  std::memcpy(&value, source + 2 * n, 2);
+  return half_to_float(value);
+}
 
-std::ptrdiff_t group_bytes(Format format) {
-  switch (format) {
-    case Format::q8: return 512 + 32;
-    case Format::q4: return 256 + 32;
-    case Format::q4m: return 256 + 64;
-    default: return 0;
+struct Scale {
+  float scale, minimum;
+};
+
+Scale scale_at(const Matrix& m, const Groups& groups, std::ptrdiff_t n, std::ptrdiff_t k) {
+  const Layout sizes = layout(m.format);
+  const uint8_t *scales = groups.scales + k / kGroup * sizes.scales,
+                *super = groups.supers + k / (kSuper * kGroup) * sizes.super;
+  switch (m.format) {
+    case Format::q4m: return {half_at(scales, n), half_at(scales + 32, n)};
+    case Format::q4k:
+    case Format::q5k:
+      return {half_at(super, n) * static_cast<float>(scales[n]),
+              half_at(super + 32, n) * static_cast<float>(scales[16 + n])};
+    case Format::q6k:
+      return {half_at(super, n) * static_cast<float>(static_cast<int8_t>(scales[k % kGroup / 16 * 16 + n])), 0};
+    default: return {half_at(scales, n), 0};
   }
 }
 
+}  // namespace
+
 std::unique_ptr<Matrix> pack(const void* data, const std::string& encoding, std::ptrdiff_t experts,
                              std::ptrdiff_t rows, std::ptrdiff_t columns) {
-  const Encoding from = encoding_named(encoding);
-  if (columns % from.row_unit) throw std::invalid_argument("rows do not hold whole blocks");
+  const Format format = format_of(encoding);
+  const FileLayout file = file_layout(format);
+  if (columns % file.numbers) throw std::invalid_argument("rows do not hold whole blocks");
   const std::ptrdiff_t padded_rows = round_up(rows, kBlock), padded_columns = round_up(columns, kGroup);
-  std::ptrdiff_t block_bytes = padded_columns * kBlock * (from.format == Format::f32 ? 4 : 2);
-  if (from.format >= Format::q8) block_bytes = padded_columns / kGroup * group_bytes(from.format);
+  const std::ptrdiff_t groups = padded_columns / kGroup;
+  const Layout sizes = layout(format);
+  const std::ptrdiff_t scales_at = groups / kSuper * sizes.super;
+  const std::ptrdiff_t numbers_at = round_up(scales_at + groups * sizes.scales, 64);
+  std::ptrdiff_t block_bytes = numbers_at + groups * sizes.numbers;
+  if (format < Format::q8) block_bytes = padded_columns * kBlock * file.bytes;
   const std::ptrdiff_t blocks = experts * (padded_rows / kBlock), total = round_up(blocks * block_bytes, 64);
   auto* memory = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(total)));
   if (memory == nullptr) throw std::bad_alloc();
-  auto matrix = std::unique_ptr<Matrix>(new Matrix{from.format, experts, rows, columns, padded_rows, padded_columns,
-                                                   block_bytes, total, {memory, std::free}});
+  auto matrix = std::unique_ptr<Matrix>(new Matrix{format, experts, rows, columns, padded_rows, padded_columns,
+                                                   block_bytes, scales_at, numbers_at, total, {memory, std::free}});
   const auto* source = static_cast<const uint8_t*>(data);
-  const std::ptrdiff_t row_bytes = columns / from.row_unit * from.unit_bytes;
+  const std::ptrdiff_t row_bytes = columns / file.numbers * file.bytes;
   parallel_for(blocks, 1, [&](std::ptrdiff_t first, std::ptrdiff_t end) {
     for (std::ptrdiff_t b = first; b < end; ++b) {
       uint8_t* block = memory + b * block_bytes;
@@ -104,34 +175,21 @@ std::unique_ptr<Matrix> pack(const void* data, const std::string& encoding, std:
 
 void unpack_row(const Matrix& m, std::ptrdiff_t row, float* out) {
   const uint8_t* block = m.block(0, row / kBlock);
-  const std::ptrdiff_t n = row % kBlock, size = group_bytes(m.format);
+  const Groups groups = m.groups(block);
+  const std::ptrdiff_t n = row % kBlock;
   for (std::ptrdiff_t k = 0; k < m.columns; ++k) {
-    uint8_t* group = const_cast<uint8_t*>(block) + k / kGroup * size;
-    uint16_t value = 0;
     if (m.format == Format::f32) {
       std::memcpy(out + k, block + (k * kBlock + n) * 4, 4);
-      continue;
-    }
-    if (m.format == Format::bf16) {
+    } else if (m.format == Format::bf16) {
+      uint16_t value;
       std::memcpy(&value, block + ((k / 2 * kBlock + n) * 2 + k % 2) * 2, 2);
       out[k] = bf16_to_float(value);
-      continue;
+    } else {
+      const Scale by = scale_at(m, groups, n, k);
+      const uint8_t* group = groups.numbers + k / kGroup * layout(m.format).numbers;
+      const float value = by.scale * static_cast<float>(number_at(m.format, group, n, k % kGroup));
+      out[k] = has_minima(m.format) ? value + by.minimum : value;
     }
-    const std::ptrdiff_t j = k % kGroup;
-    if (m.format == Format::q8) {
-      std::memcpy(&value, group + 512 + 2 * n, 2);
-      out[k] = half_to_float(value) * static_cast<float>(static_cast<int8_t>(group[(j / 4 * kBlock + n) * 4 + j % 4]));
-      continue;
-    }
-    const int nibble = *nibble_byte(group, n, j) >> (j < 16 ? 0 : 4) & 15;
-    std::memcpy(&value, group + 256 + 2 * n, 2);
-    const float scale = half_to_float(value);
-    if (m.format == Format::q4) {
-      out[k] = scale * static_cast<float>(nibble - 8);
-      continue;
-    }
-    std::memcpy(&value, group + 288 + 2 * n, 2);
-    out[k] = scale * static_cast<float>(nibble) + half_to_float(value);
   }
 }
 

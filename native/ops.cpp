@@ -22,14 +22,16 @@ GemmBlocks gemm_blocks_in_use() {
 void prepare(Format format, const float* x, Index count, Index columns, Index padded_columns, Rows& out) {
   out.count = count;
   out.columns = padded_columns;
-  const Index groups = padded_columns / kGroup;
   const bool tiles = format == Format::bf16 && isa() == Isa::amx;
+  const auto tile_rows = static_cast<size_t>((count + kTile - 1) / kTile * kTile);
+  const auto groups = static_cast<size_t>(out.groups());
   if (format >= Format::q8) {
-    out.bytes.resize(static_cast<size_t>(count * padded_columns));
-    out.scales.resize(static_cast<size_t>(count * groups));
-    out.sums.resize(static_cast<size_t>(count * groups));
+    out.bytes.resize(tile_rows * groups * kGroup);
+    out.scales.resize(tile_rows * groups);
+    out.totals.resize(tile_rows * groups);
+    out.sums.resize(tile_rows * groups * 2);
   } else if (tiles) {
-    out.halves.resize(static_cast<size_t>(count * padded_columns));
+    out.halves.resize(tile_rows * groups * kGroup);
   } else {
     out.floats.resize(static_cast<size_t>(count * padded_columns));
   }
@@ -49,7 +51,7 @@ void prepare(Format format, const float* x, Index count, Index columns, Index pa
   if (count * columns < kWorthThreads) {
     rows(0, count);
   } else {
-    parallel_for(count, 1, rows);
+    parallel_for(count, kTile, rows);  // rows of a tile share cache lines
   }
 }
 

@@ -55,40 +55,53 @@ inline V16 first_lanes(V16 a, int64_t count, float rest) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>((1u << count) - 1), _mm512_set1_ps(rest), a.v)};
 }
 
+inline void store_first(float* p, V16 a, int64_t count) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a.v);
+}
+
 struct I16 {
   __m512i v;
 };
 inline I16 iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I16 add(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline V16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline int32_t four_bytes(const int8_t* x) {
+inline int32_t sum(I16 a) { return _mm512_reduce_add_epi32(a.v); }
+inline I16 to_int(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline I16 load_unsigned_bytes(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline I16 load_signed_bytes(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline void store_bytes(int8_t* p, I16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
+}
+
+// Four bytes for each of sixteen lanes.
+struct Bytes {
+  __m512i v;
+};
+inline Bytes load_lanes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Bytes four_bytes(const int8_t* x) {
   int32_t packed;
   std::memcpy(&packed, x, 4);
-  return packed;
+  return {_mm512_set1_epi32(packed)};
 }
-inline __m512i add4(const __m512i* acc) {
-  return _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));
+inline Bytes mask(Bytes a, int bits) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(bits)))}; }
+inline Bytes either(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int kBits>  // also across bytes: mask what comes from a neighbour
+inline Bytes shift_right(Bytes a) {
+  return {kBits >= 0 ? _mm512_srli_epi16(a.v, kBits >= 0 ? kBits : 0) : _mm512_slli_epi16(a.v, kBits >= 0 ? 0 : -kBits)};
 }
-// Σ of products over a group of 32, exactly, so that four sums side by side are as good as one. First weights 0 … 15,
-// which come with `offset` for each lane, then signed ones, shifted by 128 to be unsigned.
-inline I16 dot_nibbles(const uint8_t* w, const int8_t* x, int32_t offset) {
-  const __m512i mask = _mm512_set1_epi8(15);
-  __m512i acc[4] = {_mm512_set1_epi32(offset), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-  for (int r = 0; r < 4; ++r) {
-    const __m512i q = _mm512_loadu_si512(w + 64 * r);
-    acc[r] = _mm512_dpbusd_epi32(acc[r], _mm512_and_si512(q, mask), _mm512_set1_epi32(four_bytes(x + 4 * r)));
-    const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(q, 4), mask);
-    acc[r] = _mm512_dpbusd_epi32(acc[r], upper, _mm512_set1_epi32(four_bytes(x + 16 + 4 * r)));
-  }
-  return {add4(acc)};
+// `value` in the bytes whose bit is set in the 64 bits at p.
+inline Bytes where_bits(const uint8_t* p, int value) {
+  uint64_t bits;
+  std::memcpy(&bits, p, 8);
+  return {_mm512_maskz_set1_epi8(bits, static_cast<char>(value))};
 }
-inline I16 dot_group(const uint8_t* w, const int8_t* x, int32_t sum_of_x) {
-  __m512i acc[4] = {_mm512_set1_epi32(-128 * sum_of_x), _mm512_setzero_si512(), _mm512_setzero_si512(),
-                    _mm512_setzero_si512()};
-  for (int r = 0; r < 8; ++r) {
-    const __m512i shifted = _mm512_xor_si512(_mm512_loadu_si512(w + 64 * r), _mm512_set1_epi8(-128));
-    acc[r % 4] = _mm512_dpbusd_epi32(acc[r % 4], shifted, _mm512_set1_epi32(four_bytes(x + 4 * r)));
-  }
-  return {add4(acc)};
+// Each lane's sum of four products of unsigned and signed bytes, added to acc.
+inline I16 dot4(I16 acc, Bytes unsigned_w, Bytes signed_x) {
+  return {_mm512_dpbusd_epi32(acc.v, unsigned_w.v, signed_x.v)};
 }
 
 #else
@@ -151,39 +164,82 @@ inline V16 first_lanes(V16 x, int64_t count, float rest) {
   return load(lane);
 }
 
+inline void store_first(float* p, V16 x, int64_t count) {
+  if (count >= 16) return store(p, x);
+  alignas(32) float lane[16];
+  store(lane, x);
+  std::memcpy(p, lane, static_cast<size_t>(count) * sizeof(float));
+}
+
 struct I16 {
   __m256i a, b;
 };
 inline I16 iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I16 add(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline V16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline __m256i four_bytes(const int8_t* x) {
+inline int32_t sum(I16 x) {
+  const __m256i eight = _mm256_add_epi32(x.a, x.b);
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+inline I16 to_int(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline __m128i bytes8(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
+inline I16 load_unsigned_bytes(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(bytes8(p)), _mm256_cvtepu8_epi32(bytes8(p + 8))};
+}
+inline I16 load_signed_bytes(const uint8_t* p) {
+  return {_mm256_cvtepi8_epi32(bytes8(p)), _mm256_cvtepi8_epi32(bytes8(p + 8))};
+}
+inline void store_bytes(int8_t* p, I16 x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low, high));
+}
+
+// Four bytes for each of sixteen lanes.
+struct Bytes {
+  __m256i a, b;
+};
+inline Bytes load_lanes(const uint8_t* p) { return {bytes32(p), bytes32(p + 32)}; }
+inline Bytes four_bytes(const int8_t* x) {
   int32_t packed;
   std::memcpy(&packed, x, 4);
-  return _mm256_set1_epi32(packed);
+  return {_mm256_set1_epi32(packed), _mm256_set1_epi32(packed)};
 }
-// Pairs of unsigned × signed bytes stay below 2^15 here, so that nothing saturates.
+inline Bytes mask(Bytes x, int bits) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(bits));
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+inline Bytes either(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int kBits>  // also across bytes: mask what comes from a neighbour
+inline Bytes shift_right(Bytes x) {
+  if constexpr (kBits < 0) return {_mm256_slli_epi16(x.a, -kBits), _mm256_slli_epi16(x.b, -kBits)};
+  return {_mm256_srli_epi16(x.a, kBits), _mm256_srli_epi16(x.b, kBits)};
+}
+inline __m256i where_bits32(const uint8_t* p, int value) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  const __m256i byte_of_lane = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3,
+                                                3, 3, 3, 3, 3, 3, 3);
+  const __m256i bit_of_lane = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+  const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte_of_lane);
+  const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of_lane), bit_of_lane);
+  return _mm256_and_si256(is_set, _mm256_set1_epi8(static_cast<char>(value)));
+}
+// `value` in the bytes whose bit is set in the 64 bits at p.
+inline Bytes where_bits(const uint8_t* p, int value) { return {where_bits32(p, value), where_bits32(p + 4, value)}; }
 inline __m256i dot4(__m256i acc, __m256i unsigned_w, __m256i signed_x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned_w, signed_x), _mm256_set1_epi16(1)));
 }
-inline I16 dot_nibbles(const uint8_t* w, const int8_t* x, int32_t offset) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  I16 acc = iset1(offset);
-  for (int r = 0; r < 4; ++r) {
-    const __m256i low = four_bytes(x + 4 * r), high = four_bytes(x + 16 + 4 * r);
-    const __m256i p = bytes32(w + 64 * r), q = bytes32(w + 64 * r + 32);
-    acc.a = dot4(dot4(acc.a, _mm256_and_si256(p, mask), low), _mm256_and_si256(_mm256_srli_epi16(p, 4), mask), high);
-    acc.b = dot4(dot4(acc.b, _mm256_and_si256(q, mask), low), _mm256_and_si256(_mm256_srli_epi16(q, 4), mask), high);
-  }
-  return acc;
+// Each lane's sum of four products of unsigned bytes up to 128 and signed ones, added to acc: of such, two products
+// stay within 16 bits.
+inline I16 dot4(I16 acc, Bytes unsigned_w, Bytes signed_x) {
+  return {dot4(acc.a, unsigned_w.a, signed_x.a), dot4(acc.b, unsigned_w.b, signed_x.b)};
 }
-inline I16 dot_group(const uint8_t* w, const int8_t* x, int32_t) {
-  I16 acc = iset1(0);
-  for (int r = 0; r < 8; ++r) {
-    const __m256i packed = four_bytes(x + 4 * r), p = bytes32(w + 64 * r), q = bytes32(w + 64 * r + 32);
-    acc.a = dot4(acc.a, _mm256_abs_epi8(p), _mm256_sign_epi8(packed, p));
-    acc.b = dot4(acc.b, _mm256_abs_epi8(q), _mm256_sign_epi8(packed, q));
-  }
-  return acc;
+inline I16 signed_dot4(I16 acc, Bytes signed_w, Bytes signed_x) {
+  return {dot4(acc.a, _mm256_abs_epi8(signed_w.a), _mm256_sign_epi8(signed_x.a, signed_w.a)),
+          dot4(acc.b, _mm256_abs_epi8(signed_w.b), _mm256_sign_epi8(signed_x.b, signed_w.b))};
 }
 
 #endif
@@ -232,13 +288,16 @@ inline float sum(V16 x) {
   return lane[0];
 }
 
+#ifdef __AVX512F__
+inline float max_of(V16 x) { return _mm512_reduce_max_ps(x.v); }
+#else
 inline float max_of(V16 x) {
-  alignas(64) float lane[16];
-  store(lane, x);
-  float best = lane[0];
-  for (int i = 1; i < 16; ++i) best = lane[i] > best ? lane[i] : best;
-  return best;
+  const __m256 eight = _mm256_max_ps(x.a, x.b);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
 }
+#endif
 
 // exp to about one unit in the last place; below −87 it is 0 rather than subnormal.
 inline V16 exp(V16 x) {
