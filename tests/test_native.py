@@ -19,10 +19,16 @@ native = pytest.importorskip("redraft.ops.native")
 _native = native._native
 ISAS = ["avx2", "avx512", "amx"]
 AVAILABLE = ISAS[: ISAS.index(_native.best_isa()) + 1] if _native.best_isa() in ISAS else []
-ENCODINGS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+K_QUANTS = {
+    "Q4_K": (144, (0, 2)),
+    "Q5_K": (176, (0, 2)),
+    "Q6_K": (210, (208,)),
+}  # bytes of a block, its halves
+QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", *K_QUANTS]
+ENCODINGS = ["F32", "F16", "BF16", *QUANTIZED]
 # NMSE against the reference in float64 with the same weights: float32 rounding; 8 bits of mantissa in weights
 # (F16 only) or in activations too (tiles); 7 bits and a sign in activations.
-LIMITS = {"F32": 1e-12, "F16": 1e-5, "BF16": 1e-12, "Q8_0": 1e-3, "Q4_0": 1e-3, "Q4_1": 1e-3}
+LIMITS = {"F32": 1e-12, "F16": 1e-5, "BF16": 1e-12} | dict.fromkeys(QUANTIZED, 1e-3)
 TILE_LIMITS = LIMITS | {"BF16": 1e-5}
 
 
@@ -50,7 +56,25 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+def k_quant(encoding: str, *shape: int, seed: int) -> RawTensor:
+    """Random numbers, scales and minima; the scales of blocks differ and may be negative."""
+    size, halves = K_QUANTS[encoding]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (int(np.prod(shape)) // 256, size), np.uint8)
+    for at in halves:
+        scales = rng.uniform(-0.02, 0.02, (len(data), 1)).astype(np.float16)
+        data[:, at : at + 2] = scales.view(np.uint8)
+    return RawTensor("w", shape, encoding, data.reshape(*shape[:-1], shape[-1] // 256 * size))
+
+
+def whole(encoding: str, columns: int) -> int:
+    """The next number of columns that the encoding's blocks allow."""
+    return -(-columns // 256) * 256 if encoding in K_QUANTS else columns
+
+
 def raw(encoding: str, *shape: int, seed: int = 0) -> RawTensor:
+    if encoding in K_QUANTS:
+        return k_quant(encoding, *shape, seed=seed)
     values = normal(seed, *shape)
     kinds = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
     if encoding in kinds:
@@ -61,6 +85,7 @@ def raw(encoding: str, *shape: int, seed: int = 0) -> RawTensor:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (37, 96), (65, 544), (264, 64)])
 def test_products_are_near_the_oracle(isa: str, encoding: str, rows: int, columns: int) -> None:
+    columns = whole(encoding, columns)
     tensor, x = raw(encoding, rows, columns), normal(1, 19, columns)
     w, oracle = native.matrix(tensor, "float32"), reference.matrix(tensor, "float64")
     limit = (TILE_LIMITS if isa == "amx" else LIMITS)[encoding]
@@ -81,11 +106,12 @@ def test_odd_widths(isa: str, columns: int) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_row_is_the_same_anywhere(isa: str, encoding: str, threads: None) -> None:
     """Whatever the number of rows, its place among them, its neighbours and the number of threads."""
-    w = native.matrix(raw(encoding, 77, 224), "float32")
+    columns = whole(encoding, 224)
+    w = native.matrix(raw(encoding, 77, columns), "float32")
     for seed in range(12):
         rng = np.random.default_rng(seed)
         count = int(rng.integers(1, 70))
-        x = normal(seed, count, 224) * np.float32(10.0 ** rng.integers(-3, 3))
+        x = normal(seed, count, columns) * np.float32(10.0 ** rng.integers(-3, 3))
         _native.set_num_threads(int(rng.integers(1, 4)))
         together = native.linear(x, w)
         for i in {0, count // 2, count - 1}:
@@ -97,9 +123,10 @@ def test_a_row_is_the_same_anywhere(isa: str, encoding: str, threads: None) -> N
 def test_int8_products_do_not_depend_on_tiles() -> None:
     if "amx" not in AVAILABLE:
         pytest.skip("this processor has no tiles")
-    before, x = _native.isa(), normal(1, 21, 160)
-    for encoding in ("Q8_0", "Q4_0", "Q4_1"):
-        w = native.matrix(raw(encoding, 33, 160), "float32")
+    before = _native.isa()
+    for encoding in QUANTIZED:
+        columns = whole(encoding, 160)
+        x, w = normal(1, 21, columns), native.matrix(raw(encoding, 33, columns), "float32")
         out = [(_native.use_isa(name), native.linear(x, w))[1] for name in ("avx512", "amx")]
         assert np.array_equal(*out)
     _native.use_isa(before)
@@ -274,19 +301,10 @@ def test_experts(isa: str, encoding: str) -> None:
         assert np.array_equal(run(slice(i, i + 1))[0], out[i])
 
 
-@pytest.mark.parametrize(("encoding", "block_bytes", "halves"), [
-    ("Q4_K", 144, (0, 2)), ("Q5_K", 176, (0, 2)), ("Q6_K", 210, (208,)),
+@pytest.mark.parametrize(("encoding", "bits"), [
+    ("Q8_0", 8.5), ("Q4_0", 4.5), ("Q4_1", 5), ("Q4_K", 4.625), ("Q5_K", 5.625), ("Q6_K", 6.5625),
 ])  # fmt: skip
-def test_k_quants_keep_nearly_their_size_and_values(
-    encoding: str, block_bytes: int, halves: tuple[int, ...]
-) -> None:
-    data = np.random.default_rng(1).integers(0, 256, (5, 3 * block_bytes), np.uint8)
-    for at in halves:
-        for block in range(3):
-            first = block * block_bytes + at
-            data[:, first : first + 2] = np.array([0.01], np.float16).view(np.uint8)
-    tensor = RawTensor("w", (5, 768), encoding, data)
-    w = native.matrix(tensor, "float32")
-    assert w.num_bytes == 16 * 768 * {"Q4_K": 20, "Q5_K": 34, "Q6_K": 34}[encoding] // 32
-    limit = {"Q4_K": 1e-6, "Q5_K": 1e-4, "Q6_K": 1e-4}[encoding]  # half-precision scales; 8 bits a weight
-    assert nmse(native.embed(w, np.arange(5)), reference.matrix(tensor, "float64")) < limit
+def test_quantized_weights_keep_their_size(encoding: str, bits: float) -> None:
+    """And their values: see `test_products_are_near_the_oracle`."""
+    w = native.matrix(raw(encoding, 5, 1024), "float32")
+    assert w.num_bytes == 16 * 1024 * bits / 8  # rows padded to sixteen

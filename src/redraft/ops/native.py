@@ -17,8 +17,7 @@ from redraft import _native  # type: ignore[attr-defined]
 from redraft.config import ComputeType
 from redraft.errors import ConfigError
 from redraft.ops import Activation, Array, IntArray, Matrix, Records, Windows, reference
-from redraft.ops.raw import RawTensor
-from redraft.ops.repack import packable
+from redraft.ops.raw import RawTensor, plain
 
 route = reference.route
 gumbel_noise = reference.gumbel_noise
@@ -73,7 +72,8 @@ def matrix(raw: RawTensor, compute: ComputeType) -> Matrix:
     """Repack a weight matrix [.., N, K]; for float64 the reference's array."""
     if compute == "float64":
         return reference.matrix(raw, compute)
-    raw = packable(raw)
+    if raw.encoding == "F64":
+        raw = plain(raw.name, raw.to_array())
     *experts, rows, columns = raw.shape
     data = np.ascontiguousarray(raw.data).reshape(-1).view(np.uint8)
     return _native.pack(data, raw.encoding, int(np.prod(experts, dtype=int)), rows, columns)
