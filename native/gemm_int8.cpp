@@ -10,6 +10,7 @@ namespace {
 
 #ifdef __AVX512F__
 constexpr bool kSignedWeights = false;
+constexpr int kMostRows = 8;  // that fit into registers
 template <Format F>
 inline I16 dot(I16 acc, Bytes w, Bytes x) {
   if constexpr (F == Format::q8) return dot4(acc, {_mm512_xor_si512(w.v, _mm512_set1_epi8(-128))}, x);
@@ -17,6 +18,7 @@ inline I16 dot(I16 acc, Bytes w, Bytes x) {
 }
 #else
 constexpr bool kSignedWeights = true;
+constexpr int kMostRows = 4;
 template <Format F>
 inline I16 dot(I16 acc, Bytes w, Bytes x) {
   if constexpr (F == Format::q8) return signed_dot4(acc, w, x);
@@ -85,6 +87,7 @@ void quantized_blocks(const Matrix& w, std::ptrdiff_t expert, const Rows& x, flo
         for (; row + count() <= x.count; row += count())
           quantized_rows<format(), count()>(w, block, x, row, y + row * stride + b * kBlock, stride, width);
       };
+      if (kMostRows == 8) some(std::integral_constant<int, 8>());
       some(std::integral_constant<int, 4>());
       some(std::integral_constant<int, 2>());
       some(std::integral_constant<int, 1>());
@@ -94,23 +97,25 @@ void quantized_blocks(const Matrix& w, std::ptrdiff_t expert, const Rows& x, flo
 
 void quantize_rows(const float* x, std::ptrdiff_t columns, std::ptrdiff_t first, std::ptrdiff_t end, Rows& out) {
   for (std::ptrdiff_t r = first; r < end; ++r) {
-    for (std::ptrdiff_t g = 0; g < out.groups(); ++g) {
-      const float* from = x + r * columns + g * kGroup;
-      alignas(64) float rest[kGroup] = {};
+    const float* from = x + r * columns;
+    for (std::ptrdiff_t g = 0; g < out.groups(); ++g, from += kGroup) {
       const std::ptrdiff_t have = columns - g * kGroup;
-      if (have < kGroup) from = std::copy(from, from + have, rest) - have;
+      alignas(64) float rest[kGroup];
+      if (have < kGroup) {
+        std::fill(std::copy(from, from + have, rest), rest + kGroup, 0.0f);
+        from = rest;
+      }
       const V16 a = load(from), b = load(from + 16);
       const float largest = max_of(max(max(a, sub(zero(), a)), max(b, sub(zero(), b))));
+      const float scale = largest * (1.0f / 127.0f);
       const V16 inverse = set1(largest > 0 ? 127.0f / largest : 0.0f);
-      const I16 low = to_int(mul(a, inverse)), high = to_int(mul(b, inverse));
       const std::ptrdiff_t at = out.at(r, g);
-      store_bytes(out.bytes.data() + at * kGroup, low);
-      store_bytes(out.bytes.data() + at * kGroup + 16, high);
-      int32_t* sums = out.sums.data() + out.sum_at(r, g);
-      sums[0] = sum(low);
-      sums[kTile] = sum(high);
-      out.scales[static_cast<size_t>(at)] = largest / 127.0f;
-      out.totals[static_cast<size_t>(at)] = largest / 127.0f * static_cast<float>(sums[0] + sums[kTile]);
+      const Sums sums = store_bytes(out.bytes.data() + at * kGroup, to_int(mul(a, inverse)), to_int(mul(b, inverse)));
+      out.scales[static_cast<size_t>(at)] = scale;
+      out.totals[static_cast<size_t>(at)] = scale * static_cast<float>(sums.first + sums.last);
+      int32_t* halves = out.sums.data() + out.sum_at(r, g);
+      halves[0] = sums.first;
+      halves[kTile] = sums.last;
     }
   }
 }

@@ -65,7 +65,6 @@ struct I16 {
 inline I16 iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I16 add(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline V16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline int32_t sum(I16 a) { return _mm512_reduce_add_epi32(a.v); }
 inline I16 to_int(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline I16 load_unsigned_bytes(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -73,9 +72,7 @@ inline I16 load_unsigned_bytes(const uint8_t* p) {
 inline I16 load_signed_bytes(const uint8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-inline void store_bytes(int8_t* p, I16 a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
-}
+inline __m128i to_bytes(I16 a) { return _mm512_cvtsepi32_epi8(a.v); }
 
 // Four bytes for each of sixteen lanes.
 struct Bytes {
@@ -177,12 +174,6 @@ struct I16 {
 inline I16 iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 add(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline V16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline int32_t sum(I16 x) {
-  const __m256i eight = _mm256_add_epi32(x.a, x.b);
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
 inline I16 to_int(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline __m128i bytes8(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 inline I16 load_unsigned_bytes(const uint8_t* p) {
@@ -191,10 +182,9 @@ inline I16 load_unsigned_bytes(const uint8_t* p) {
 inline I16 load_signed_bytes(const uint8_t* p) {
   return {_mm256_cvtepi8_epi32(bytes8(p)), _mm256_cvtepi8_epi32(bytes8(p + 8))};
 }
-inline void store_bytes(int8_t* p, I16 x) {
+inline __m128i to_bytes(I16 x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
-  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low, high));
+  return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
 // Four bytes for each of sixteen lanes.
@@ -298,6 +288,20 @@ inline float max_of(V16 x) {
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
 }
 #endif
+
+// Whole numbers within ±127 to 32 bytes at p → the sums of the first and of the last sixteen.
+struct Sums {
+  int32_t first, last;
+};
+inline Sums store_bytes(int8_t* p, I16 first, I16 last) {
+  const __m256i bytes = _mm256_set_m128i(to_bytes(last), to_bytes(first));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+  __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  return {_mm256_cvtsi256_si32(sums), _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1))};
+}
 
 // exp to about one unit in the last place; below −87 it is 0 rather than subnormal.
 inline V16 exp(V16 x) {
