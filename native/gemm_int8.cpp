@@ -96,11 +96,11 @@ void quantized_blocks(const Matrix& w, std::ptrdiff_t expert, const Rows& x, flo
 }
 
 void quantize_rows(const float* x, std::ptrdiff_t columns, std::ptrdiff_t first, std::ptrdiff_t end, Rows& out) {
+  alignas(64) float rest[kGroup];
   for (std::ptrdiff_t r = first; r < end; ++r) {
-    const float* from = x + r * columns;
-    for (std::ptrdiff_t g = 0; g < out.groups(); ++g, from += kGroup) {
+    for (std::ptrdiff_t g = 0; g < out.groups(); ++g) {
+      const float* from = x + r * columns + g * kGroup;
       const std::ptrdiff_t have = columns - g * kGroup;
-      alignas(64) float rest[kGroup];
       if (have < kGroup) {
         std::fill(std::copy(from, from + have, rest), rest + kGroup, 0.0f);
         from = rest;

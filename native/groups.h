@@ -1,8 +1,6 @@
 // Groups of quantized weights as vectors, for every instruction set: numbers as unsigned bytes, scales as floats.
 #pragma once
 
-#include <type_traits>
-
 #include "matrix.h"
 #include "simd.h"
 
@@ -53,20 +51,6 @@ inline void for_numbers(const uint8_t* group, Body f) {
   f(5, numbers<F, 5>(group));
   f(6, numbers<F, 6>(group));
   f(7, numbers<F, 7>(group));
-}
-
-// Calls f with the format as a constant: f(std::integral_constant<Format, …>).
-template <class Body>
-inline void with_format(Format format, Body f) {
-  switch (format) {
-    case Format::q8: return f(std::integral_constant<Format, Format::q8>());
-    case Format::q4: return f(std::integral_constant<Format, Format::q4>());
-    case Format::q4m: return f(std::integral_constant<Format, Format::q4m>());
-    case Format::q4k: return f(std::integral_constant<Format, Format::q4k>());
-    case Format::q5k: return f(std::integral_constant<Format, Format::q5k>());
-    case Format::q6k: return f(std::integral_constant<Format, Format::q6k>());
-    default: return;
-  }
 }
 
 constexpr std::ptrdiff_t kAhead = 4096;  // bytes that weights are asked for before they are needed

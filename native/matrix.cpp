@@ -1,5 +1,6 @@
 #include "matrix.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -25,39 +26,42 @@ Format format_of(const std::string& encoding) {
   throw std::invalid_argument("unknown encoding " + encoding);
 }
 
-// Some bits of the number at (output n of the block, input k of the group): all of q8, four of the others, and what
-// q5k and q6k have above these.
-struct Bits {
-  std::ptrdiff_t byte;
-  int shift, mask;
-};
-
-Bits lower_bits(Format format, std::ptrdiff_t n, std::ptrdiff_t k) {
-  if (format == Format::q8) return {(k / 4 * kBlock + n) * 4 + k % 4, 0, 255};
-  return {(k % 16 / 4 * kBlock + n) * 4 + k % 4, k < 16 ? 0 : 4, 15};
+inline uint32_t word_at(const uint8_t* p) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return word;
 }
 
-Bits upper_bits(Format format, std::ptrdiff_t n, std::ptrdiff_t k) {
-  const std::ptrdiff_t lane = n * 4 + k % 4;
-  if (format == Format::q5k) return {256 + k / 4 * 8 + lane / 8, static_cast<int>(lane % 8), 1};
-  if (format == Format::q6k) return {256 + k / 16 * 64 + lane, static_cast<int>(k / 4 % 4 * 2), 3};
-  return {0, 0, 0};
+inline void add_bits(uint8_t* p, uint32_t bits) {
+  bits |= word_at(p);
+  std::memcpy(p, &bits, 4);
 }
 
-void set_bits(uint8_t* group, Bits at, int value) {
-  group[at.byte] = static_cast<uint8_t>(group[at.byte] | (value & at.mask) << at.shift);
+// The 32 numbers of a group for output n of the block, four at a time.
+template <Format F>
+void pack_numbers(uint8_t* group, std::ptrdiff_t n, const uint8_t* numbers) {
+  for (std::ptrdiff_t r = 0; r < 8; ++r) {
+    const uint32_t four = word_at(numbers + 4 * r);
+    if (F == Format::q8) {
+      add_bits(group + (r * kBlock + n) * 4, four);
+    } else {
+      add_bits(group + (r % 4 * kBlock + n) * 4, (four & 0x0f0f0f0f) << r / 4 * 4);
+    }
+    if (F == Format::q5k) {
+      const uint32_t bits = (four >> 4 & 0x01010101) * 0x01020408 >> 24;  // one of each, side by side
+      group[256 + 8 * r + n / 2] = static_cast<uint8_t>(group[256 + 8 * r + n / 2] | bits << n % 2 * 4);
+    }
+    if (F == Format::q6k) add_bits(group + 256 + r / 4 * 64 + n * 4, (four >> 4 & 0x03030303) << r % 4 * 2);
+  }
 }
-
-int get_bits(const uint8_t* group, Bits at) { return group[at.byte] >> at.shift & at.mask; }
 
 int number_at(Format format, const uint8_t* group, std::ptrdiff_t n, std::ptrdiff_t k) {
-  const int number = get_bits(group, lower_bits(format, n, k)) | get_bits(group, upper_bits(format, n, k)) << 4;
-  switch (format) {
-    case Format::q8: return static_cast<int8_t>(number);
-    case Format::q4: return number - 8;
-    case Format::q6k: return number - 32;
-    default: return number;
-  }
+  const std::ptrdiff_t r = k / 4, lane = n * 4 + k % 4;
+  if (format == Format::q8) return static_cast<int8_t>(group[r * 64 + lane]);
+  int number = group[r % 4 * 64 + lane] >> r / 4 * 4 & 15;
+  if (format == Format::q5k) number |= (group[256 + 8 * r + lane / 8] >> lane % 8 & 1) << 4;
+  if (format == Format::q6k) number |= (group[256 + r / 4 * 64 + lane] >> r % 4 * 2 & 3) << 4;
+  return number - (format == Format::q4 ? 8 : format == Format::q6k ? 32 : 0);
 }
 
 void pack_scales(const Matrix& m, uint8_t* block, std::ptrdiff_t n, std::ptrdiff_t g, const FileBlock& from) {
@@ -75,41 +79,38 @@ void pack_scales(const Matrix& m, uint8_t* block, std::ptrdiff_t n, std::ptrdiff
   }
 }
 
+template <Format F>
 void pack_quantized(const Matrix& m, uint8_t* block, std::ptrdiff_t n, const uint8_t* row) {
-  const FileLayout file = file_layout(m.format);
-  const Layout sizes = layout(m.format);
+  constexpr FileLayout file = file_layout(F);
+  constexpr Layout sizes = layout(F);
   FileBlock from;
   for (std::ptrdiff_t first = 0; first < m.columns; first += file.numbers) {
-    read_block(m.format, row + first / file.numbers * file.bytes, from);
+    read_block(F, row + first / file.numbers * file.bytes, from);
     if (sizes.super) {
       uint8_t* super = block + first / (kSuper * kGroup) * sizes.super;
       std::memcpy(super + 2 * n, &from.scale, 2);
-      if (has_minima(m.format)) std::memcpy(super + 32 + 2 * n, &from.minimum, 2);
+      if (has_minima(F)) std::memcpy(super + 32 + 2 * n, &from.minimum, 2);
     }
     for (std::ptrdiff_t i = 0; i < file.numbers / kGroup; ++i) {
       const std::ptrdiff_t g = first / kGroup + i;
-      uint8_t* group = block + m.numbers_at + g * sizes.numbers;
       pack_scales(m, block, n, g, from);
-      for (std::ptrdiff_t k = 0; k < kGroup; ++k) {
-        const int number = from.numbers[i * kGroup + k];
-        set_bits(group, lower_bits(m.format, n, k), number);
-        set_bits(group, upper_bits(m.format, n, k), number >> 4);
-      }
+      pack_numbers<F>(block + m.numbers_at + g * sizes.numbers, n, from.numbers + i * kGroup);
     }
   }
 }
 
 void pack_row(const Matrix& m, uint8_t* block, std::ptrdiff_t n, const uint8_t* row, bool half) {
   if (m.quantized()) {
-    pack_quantized(m, block, n, row);
+    with_format(m.format, [&](auto format) { pack_quantized<format()>(m, block, n, row); });
   } else if (m.format == Format::f32) {
     for (std::ptrdiff_t k = 0; k < m.columns; ++k) std::memcpy(block + (k * kBlock + n) * 4, row + 4 * k, 4);
   } else {
-    for (std::ptrdiff_t k = 0; k < m.columns; ++k) {
-      uint16_t value;
-      std::memcpy(&value, row + 2 * k, 2);
-      if (half) value = float_to_bf16(half_to_float(value));
-      std::memcpy(block + ((k / 2 * kBlock + n) * 2 + k % 2) * 2, &value, 2);
+    for (std::ptrdiff_t k = 0; k < m.columns; k += 2) {
+      uint16_t pair[2] = {};
+      std::memcpy(pair, row + 2 * k, static_cast<size_t>(std::min<std::ptrdiff_t>(2, m.columns - k)) * 2);
+      if (half)
+        for (uint16_t& value : pair) value = float_to_bf16(half_to_float(value));
+      std::memcpy(block + (k / 2 * kBlock + n) * 4, pair, 4);
     }
   }
 }

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 namespace redraft {
 
@@ -47,6 +48,20 @@ constexpr Layout layout(Format format) {
 
 constexpr bool has_minima(Format format) {
   return format == Format::q4m || format == Format::q4k || format == Format::q5k;
+}
+
+// Calls f with a quantized format as a constant: f(std::integral_constant<Format, …>).
+template <class Body>
+inline void with_format(Format format, Body f) {
+  switch (format) {
+    case Format::q8: return f(std::integral_constant<Format, Format::q8>());
+    case Format::q4: return f(std::integral_constant<Format, Format::q4>());
+    case Format::q4m: return f(std::integral_constant<Format, Format::q4m>());
+    case Format::q4k: return f(std::integral_constant<Format, Format::q4k>());
+    case Format::q5k: return f(std::integral_constant<Format, Format::q5k>());
+    case Format::q6k: return f(std::integral_constant<Format, Format::q6k>());
+    default: return;
+  }
 }
 
 // The parts of a quantized block.

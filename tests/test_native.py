@@ -25,10 +25,10 @@ K_QUANTS = {
     "Q6_K": (210, (208,)),
 }  # bytes of a block, its halves
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", *K_QUANTS]
-ENCODINGS = ["F32", "F16", "BF16", *QUANTIZED]
+ENCODINGS = ["F64", "F32", "F16", "BF16", *QUANTIZED]
 # NMSE against the reference in float64 with the same weights: float32 rounding; 8 bits of mantissa in weights
 # (F16 only) or in activations too (tiles); 7 bits and a sign in activations.
-LIMITS = {"F32": 1e-12, "F16": 1e-5, "BF16": 1e-12} | dict.fromkeys(QUANTIZED, 1e-3)
+LIMITS = {"F64": 1e-12, "F32": 1e-12, "F16": 1e-5, "BF16": 1e-12} | dict.fromkeys(QUANTIZED, 1e-3)
 TILE_LIMITS = LIMITS | {"BF16": 1e-5}
 
 
@@ -76,7 +76,7 @@ def raw(encoding: str, *shape: int, seed: int = 0) -> RawTensor:
     if encoding in K_QUANTS:
         return k_quant(encoding, *shape, seed=seed)
     values = normal(seed, *shape)
-    kinds = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
     if encoding in kinds:
         return RawTensor("w", shape, encoding, values.astype(kinds[encoding]))
     return RawTensor("w", shape, encoding, gguf.quants.quantize(values, gguf.GGMLQuantizationType[encoding]))
