@@ -54,15 +54,19 @@ void rms_norm(const float* x, const float* weight, float eps, float* y, Index ro
   }
 }
 
-void l2_norm(const float* x, float eps, float* y, Index rows, Index dim) {
+void l2_norm(const float* x, float eps, float scale, float* y, Index rows, Index dim) {
   for (Index r = 0; r < rows; ++r, x += dim, y += dim) {
     const V16 factor = set1(1.0f / std::sqrt(sum_of_squares(x, dim) + eps));
-    map(dim, y, [&](Index i, Index n) { return mul(load_some(x + i, n), factor); });
+    map(dim, y, [&](Index i, Index n) { return mul(mul(load_some(x + i, n), factor), set1(scale)); });
   }
 }
 
 void sigmoid_of(const float* x, float* y, Index count) {
   map(count, y, [&](Index i, Index n) { return sigmoid(load_some(x + i, n)); });
+}
+
+void sigmoid_gate(const float* x, const float* gate, float* y, Index count) {
+  map(count, y, [&](Index i, Index n) { return mul(load_some(x + i, n), sigmoid(load_some(gate + i, n))); });
 }
 
 void swiglu(const float* a, const float* b, float* y, Index count) {
@@ -107,14 +111,14 @@ void rope(const float* x, const float* cos, const float* sin, float* y, Index he
 }
 
 // Channels [first, end) of one window; taps [W][C].
-void short_conv(const float* x, const float* taps, const float* history, float* y, Index rows, Index channels,
+void short_conv(const float* x, Index step, const float* taps, const float* history, float* y, Index rows, Index channels,
                 Index width, Index first, Index end) {
   for (Index t = 0; t < rows; ++t) {
     map(end - first, y + t * channels + first, [&](Index i, Index n) {
       V16 total = zero();
       for (Index tap = 0; tap < width; ++tap) {
         const Index from = t + tap - (width - 1);  // before the window where negative
-        const float* input = from < 0 ? history + (from + width - 1) * channels : x + from * channels;
+        const float* input = from < 0 ? history + (from + width - 1) * channels : x + from * step;
         total = fma(load_some(input + first + i, n), load_some(taps + tap * channels + first + i, n), total);
       }
       return mul(total, sigmoid(total));
@@ -375,7 +379,7 @@ float read_all(const float* data, Index count) {
 
 }  // namespace
 
-const Kernels kTable = {rms_norm,   l2_norm,  sigmoid_of, swiglu,    situ,        decay, rope,
-                        short_conv, dot_rows, scan,       attention, mix_streams, read_all, weighted_sum};
+const Kernels kTable = {rms_norm,   l2_norm,  sigmoid_of, sigmoid_gate, swiglu,      situ,     decay,       rope,
+                        short_conv, dot_rows, scan,       attention,    mix_streams, read_all, weighted_sum};
 
 }  // namespace redraft::ISA

@@ -17,7 +17,7 @@ import numpy as np
 from redraft.config import EngineConfig
 from redraft.errors import StateError
 from redraft.models import ModelSpec
-from redraft.ops import Array, IntArray, Ops
+from redraft.ops import Array, DeltaInputs, Ops
 from redraft.state.batch import Batch, Window, int_array
 from redraft.state.buffers import Buffer
 from redraft.state.kv import KVCache, kv_buffers
@@ -295,19 +295,16 @@ class PoolView:
         self._policy = policy
         self._batch = batch
 
-    @property
-    def positions(self) -> IntArray:
+    def short_conv(self, layer: int, x: Array, taps: Array) -> Array:
         """See `StateView`."""
-        return self._batch.positions
+        return self._policy.short_conv(layer, x, taps, self._batch)
 
-    def short_conv(self, layer: int, x: Array, weight: Array) -> Array:
+    def delta_rule(self, layer: int, inputs: DeltaInputs) -> Array:
         """See `StateView`."""
-        return self._policy.short_conv(layer, x, weight, self._batch)
+        return self._policy.delta_rule(layer, inputs, self._batch)
 
-    def delta_rule(self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    def attention(
+        self, layer: int, q: Array, k: Array, v: Array | None, scale: float, inv_freq: Array | None = None
+    ) -> Array:
         """See `StateView`."""
-        return self._policy.delta_rule(layer, q, k, v, decay, beta, self._batch)
-
-    def attention(self, layer: int, q: Array, k: Array, v: Array | None, scale: float) -> Array:
-        """See `StateView`."""
-        return self._kv.attention(layer, q, k, v, scale, self._batch)
+        return self._kv.attention(layer, q, k, v, scale, inv_freq, self._batch)
