@@ -94,7 +94,9 @@ void py_attention(Any q, std::optional<Any> k, std::optional<Any> v, Any key_row
   }
   const float* queries = rotated_queries(rows_apart(q), rotation, shape.heads, copies);
   const Index windows = dim(slots, 0), per_group = shape.heads / shape.groups;
-  const Index rows_a_piece = std::max<Index>(1, kAttentionQueries / per_group);
+  // Large pieces share more; there should still be two for each thread.
+  const Index share = dim(q, 0) * shape.groups / (2 * num_threads());
+  const Index rows_a_piece = std::max<Index>(1, std::min(share, kAttentionQueries / per_group));
   struct Piece {
     Index slot, first, end, head, end_head;
   };

@@ -49,7 +49,7 @@ struct AttentionQuery {
 
 constexpr Index kMaxStreams = 64;                    // that one mixture may have
 constexpr Index kAttentionPositions = 64;            // taken together, in order
-constexpr Index kAttentionQueries = 16;              // that may share a look at the keys
+constexpr Index kAttentionQueries = 64;              // that may share a look at the keys, in order of length
 constexpr Index kMaxKeyDim = 640, kMaxValueDim = 640;  // of a head
 
 struct Kernels {
