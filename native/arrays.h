@@ -82,6 +82,9 @@ inline const float* dense_rows(const Strided& x, const float* norm, float eps, s
   return copies.data();
 }
 
+// y = residual + (W x + bias) for dense rows, a few at a time.
+void product(const Matrix& w, const float* x, Index count, const float* bias, const float* residual, float* y);
+
 void bind_rows(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_state(nb::module_& m);

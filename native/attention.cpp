@@ -40,19 +40,35 @@ struct Rotation {
   }
 };
 
+// One call: where rows go, and which rows of which slots.
+struct Call {
+  Cache keys, values;
+  Index windows;
+  const int64_t *slots, *starts, *positions;
+  float scale;
+  std::optional<Rotation> rotation;
+
+  Call(const Any& keys, const Any& values, const Ints& slots, const Ints& starts, const Ints& positions, float scale,
+       const std::optional<In>& cos, const std::optional<In>& sin)
+      : keys(keys), values(values), windows(dim(slots, 0)), slots(slots.data()), starts(starts.data()),
+        positions(positions.data()), scale(scale) {
+    if (cos) rotation = Rotation{cos->data(), sin->data(), dim(*cos, 1)};
+  }
+};
+
 // The new rows of all windows go to their places, keys rotated where there are angles.
-void store_rows(const Strided& k, const std::optional<Strided>& v, const std::optional<Rotation>& rotation,
-                const Cache& keys, const Cache& values, const Ints& slots, const Ints& starts, const Ints& positions) {
-  const Index windows = dim(slots, 0);
+void store_rows(const Call& call, const Strided& k, const std::optional<Strided>& v) {
+  const Cache &keys = call.keys, &values = call.values;
   for_rows(k.rows, 2 * k.width, [&](Index first, Index end) {
-    std::vector<float> rotated(static_cast<size_t>(rotation ? k.width : 0));
-    for (Index w = 0; w < windows; ++w) {
-      for (Index row = std::max(first, starts.data()[w]); row < std::min(end, starts.data()[w + 1]); ++row) {
-        const Index slot = slots.data()[w], position = positions.data()[row];
-        const float* key = k.row(row);
-        if (rotation) (*rotation)(row, key, rotated.data(), keys.groups, keys.width);
+    std::vector<float> rotated(static_cast<size_t>(call.rotation ? k.width : 0));
+    for (Index w = 0; w < call.windows; ++w) {
+      const Index last = std::min<Index>(end, call.starts[w + 1]);
+      for (Index row = std::max<Index>(first, call.starts[w]); row < last; ++row) {
+        const Index slot = call.slots[w], position = call.positions[row];
+        if (call.rotation) (*call.rotation)(row, k.row(row), rotated.data(), keys.groups, keys.width);
+        const float* key = call.rotation ? rotated.data() : k.row(row);
         for (Index g = 0; g < keys.groups; ++g) {
-          keys.write(slot, position, g, (rotation ? rotated.data() : key) + g * keys.width);
+          keys.write(slot, position, g, key + g * keys.width);
           if (v) values.write(slot, position, g, v->row(row) + g * values.width);
         }
       }
@@ -71,44 +87,36 @@ const float* rotated_queries(const Strided& q, const std::optional<Rotation>& ro
   return out;
 }
 
-void py_attention(Any q, std::optional<Any> k, std::optional<Any> v, Any key_rows, Any value_rows, Ints slots,
-                  Ints starts, Ints positions, float scale, std::optional<In> cos, std::optional<In> sin, Out out) {
+void attend(const Call& call, const Strided& q, Index heads, float* out) {
   static thread_local std::vector<float> copies;
-  const Cache keys(key_rows), values(value_rows);
-  std::optional<Rotation> rotation;
-  if (cos) rotation = Rotation{cos->data(), sin->data(), dim(*cos, 1)};
+  const Cache &keys = call.keys, &values = call.values;
   AttentionShape shape{};
-  shape.heads = dim(q, 1);
+  shape.heads = heads;
   shape.groups = keys.groups;
   shape.key_dim = keys.width;
   shape.value_dim = values.width;
   shape.key_step = keys.step;
   shape.value_step = values.step;
-  shape.scale = scale;
+  shape.scale = call.scale;
   shape.half = keys.half;
   if (shape.key_dim > kMaxKeyDim || shape.value_dim > kMaxValueDim) throw std::invalid_argument("head too wide");
-  if (k) {
-    std::optional<Strided> v_rows;
-    if (v) v_rows = rows_apart(*v);
-    store_rows(rows_apart(*k), v_rows, rotation, keys, values, slots, starts, positions);
-  }
-  const float* queries = rotated_queries(rows_apart(q), rotation, shape.heads, copies);
-  const Index windows = dim(slots, 0), per_group = shape.heads / shape.groups;
+  const float* queries = rotated_queries(q, call.rotation, heads, copies);
+  const Index per_group = shape.heads / shape.groups;
   // Large pieces share more; there should still be two for each thread.
-  const Index share = dim(q, 0) * shape.groups / (2 * num_threads());
+  const Index share = q.rows * shape.groups / (2 * num_threads());
   const Index rows_a_piece = std::max<Index>(1, std::min(share, kAttentionQueries / per_group));
   struct Piece {
     Index slot, first, end, head, end_head;
   };
   std::vector<Piece> pieces;
   Index work = 0;
-  for (Index w = 0; w < windows; ++w) {
-    for (Index row = starts.data()[w]; row < starts.data()[w + 1]; row += rows_a_piece) {
-      const Index end = std::min(starts.data()[w + 1], row + rows_a_piece);
-      work += (positions.data()[end - 1] + 1) * shape.key_dim * (end - row) * shape.heads;
+  for (Index w = 0; w < call.windows; ++w) {
+    for (Index row = call.starts[w]; row < call.starts[w + 1]; row += rows_a_piece) {
+      const Index end = std::min<Index>(call.starts[w + 1], row + rows_a_piece);
+      work += (call.positions[end - 1] + 1) * shape.key_dim * (end - row) * shape.heads;
       for (Index group = 0; group < shape.heads; group += per_group)
         for (Index head = group; head < group + per_group; head += kAttentionQueries)
-          pieces.push_back({slots.data()[w], row, end, head, std::min(group + per_group, head + kAttentionQueries)});
+          pieces.push_back({call.slots[w], row, end, head, std::min(group + per_group, head + kAttentionQueries)});
     }
   }
   const auto run = [&](const Piece& piece) {
@@ -117,7 +125,7 @@ void py_attention(Any q, std::optional<Any> k, std::optional<Any> v, Any key_row
     for (Index row = piece.first; row < piece.end; ++row) {
       for (Index head = piece.head; head < piece.end_head; ++head) {
         const Index at = row * shape.heads + head;
-        piece_queries[count++] = {queries + at * shape.key_dim, out.data() + at * shape.value_dim, positions.data()[row] + 1};
+        piece_queries[count++] = {queries + at * shape.key_dim, out + at * shape.value_dim, call.positions[row] + 1};
       }
     }
     const Index group = piece.head / per_group;
@@ -133,6 +141,32 @@ void py_attention(Any q, std::optional<Any> k, std::optional<Any> v, Any key_row
   }
 }
 
+void py_attention(Any q, std::optional<Any> k, std::optional<Any> v, Any keys, Any values, Ints slots, Ints starts,
+                  Ints positions, float scale, std::optional<In> cos, std::optional<In> sin, Out out) {
+  const Call call(keys, values, slots, starts, positions, scale, cos, sin);
+  if (k) store_rows(call, rows_apart(*k), v ? std::optional(rows_apart(*v)) : std::nullopt);
+  attend(call, rows_apart(q), dim(q, 1), out.data());
+}
+
+void py_attention_block(Any x, const Matrix& qkv, std::optional<In> qkv_bias, const Matrix& out,
+                        std::optional<In> out_bias, Index heads, float scale, std::optional<In> cos,
+                        std::optional<In> sin, Any keys, Any values, Ints slots, Ints starts, Ints positions,
+                        std::optional<In> norm, float eps, std::optional<In> residual, Out y) {
+  static thread_local std::vector<float> copies, projected, attended;
+  const Call call(keys, values, slots, starts, positions, scale, cos, sin);
+  const Strided rows = rows_apart(x);
+  const Index step = qkv.rows, queries = heads * call.keys.width, key_numbers = call.keys.groups * call.keys.width;
+  projected.resize(static_cast<size_t>(rows.rows * step));
+  attended.resize(static_cast<size_t>(rows.rows * heads * call.values.width));
+  product(qkv, dense_rows(rows, data_of(norm), eps, copies), rows.rows, data_of(qkv_bias), nullptr, projected.data());
+  const auto part = [&](Index first, Index width) {
+    return Strided{projected.data() + first, rows.rows, width, step};
+  };
+  store_rows(call, part(queries, key_numbers), part(queries + key_numbers, step - queries - key_numbers));
+  attend(call, part(0, queries), heads, attended.data());
+  product(out, attended.data(), rows.rows, data_of(out_bias), data_of(residual), y.data());
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -140,6 +174,10 @@ void bind_attention(nb::module_& m) {
   m.def("attention", &py_attention, nb::arg("q"), none("k"), none("v"), nb::arg("keys"), nb::arg("values"),
         nb::arg("slots"), nb::arg("starts"), nb::arg("positions"), nb::arg("scale"), none("cos"), none("sin"),
         nb::arg("out"), NoLock());
+  m.def("attention_block", &py_attention_block, nb::arg("x"), nb::arg("qkv"), none("qkv_bias"), nb::arg("out"),
+        none("out_bias"), nb::arg("heads"), nb::arg("scale"), none("cos"), none("sin"), nb::arg("keys"),
+        nb::arg("values"), nb::arg("slots"), nb::arg("starts"), nb::arg("positions"), none("norm"), nb::arg("eps"),
+        none("residual"), nb::arg("y"), NoLock());
 }
 
 }  // namespace redraft

@@ -4,34 +4,29 @@
 #include <cmath>
 
 namespace redraft {
-namespace {
 
 constexpr Index kRowsAtOnce = 64;  // of a product: what they read and write stays in the cache
 
-// Call body(first, count) for all rows, a few at a time.
-template <class Body>
-void for_some_rows(Index rows, const Body& body) {
-  for (Index first = 0; first < rows; first += kRowsAtOnce) body(first, std::min(kRowsAtOnce, rows - first));
+void product(const Matrix& w, const float* x, Index count, const float* bias, const float* residual, float* y) {
+  for (Index first = 0; first < count; first += kRowsAtOnce) {
+    const Index rows = std::min(kRowsAtOnce, count - first), size = rows * w.rows;
+    float* out = y + first * w.rows;
+    linear(w, x + first * w.columns, rows, bias, out);
+    if (residual == nullptr) continue;
+    const float* added = residual + first * w.rows;
+    for_rows(size, 1, [&](Index from, Index end) {
+      for (Index i = from; i < end; ++i) out[i] = added[i] + out[i];
+    });
+  }
 }
 
-// y = residual + (W x + bias) for dense rows.
-void product(const Matrix& w, const float* x, Index count, const float* bias, const float* residual, float* y) {
-  linear(w, x, count, bias, y);
-  if (residual == nullptr) return;
-  for_rows(count, w.rows, [&](Index first, Index end) {
-    for (Index i = first * w.rows; i < end * w.rows; ++i) y[i] = residual[i] + y[i];
-  });
-}
+namespace {
 
 void py_linear(const Matrix& w, Any x, std::optional<In> bias, std::optional<In> norm, float eps,
                std::optional<In> residual, Out y) {
   static thread_local std::vector<float> copies;
   const Strided rows = rows_apart(x);
-  const float *dense = dense_rows(rows, data_of(norm), eps, copies), *added = data_of(residual);
-  for_some_rows(rows.rows, [&](Index first, Index count) {
-    product(w, dense + first * w.columns, count, data_of(bias), added ? added + first * w.rows : nullptr,
-            y.data() + first * w.rows);
-  });
+  product(w, dense_rows(rows, data_of(norm), eps, copies), rows.rows, data_of(bias), data_of(residual), y.data());
 }
 
 struct Gating {
@@ -67,13 +62,14 @@ void py_mlp(Any x, const Matrix& gate_up, std::optional<In> gate_up_bias, const 
   hidden.resize(static_cast<size_t>(most * 2 * width));
   inner.resize(static_cast<size_t>(most * width));
   float *a = hidden.data(), *b = inner.data();  // the caller's, also on other threads
-  for_some_rows(rows.rows, [&](Index from, Index count) {
+  for (Index from = 0; from < rows.rows; from += kRowsAtOnce) {
+    const Index count = std::min(kRowsAtOnce, rows.rows - from);
     product(gate_up, dense + from * gate_up.columns, count, data_of(gate_up_bias), nullptr, a);
     for_rows(count, width, [&](Index first, Index end) {
       for (Index r = first; r < end; ++r) gating(a + 2 * r * width, a + (2 * r + 1) * width, b + r * width, width);
     });
     product(down, b, count, data_of(down_bias), added ? added + from * down.rows : nullptr, y.data() + from * down.rows);
-  });
+  }
 }
 
 // The first numbers of each row of the last axis, as many as there are weights, are normalised; the rest is copied.

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import nmse
-from redraft.ops import SWIGLU, Activation, KDAConstants, MLPWeights, Records, RMSNorm, Windows, reference
+from redraft.ops import (
+    SWIGLU,
+    Activation,
+    AttentionWeights,
+    KDAConstants,
+    MLPWeights,
+    Records,
+    RMSNorm,
+    Windows,
+    reference,
+)
 from redraft.ops.raw import RawTensor
 
 native = pytest.importorskip("redraft.ops.native")
@@ -288,6 +298,33 @@ def test_attention_of_a_long_window(isa: str, kind: str, count: int, threads: No
     np.testing.assert_allclose(out, truth, rtol=10 * near, atol=near)
     for a, b in zip(whole, history, strict=True):
         np.testing.assert_allclose(a.astype(float), b.astype(float), rtol=1e-2, atol=1e-6)  # likewise
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
+def test_attention_block_is_its_parts(isa: str, kind: str, encoding: str) -> None:
+    """The same bits as product, attention and product, also in the stored rows; a row alone has them too."""
+    qkv, out = (native.matrix(raw(encoding, *shape), "float32") for shape in [(160, 64), (64, 96)])
+    weights = AttentionWeights(qkv, normal(1, 160), out, None, 6, 0.2, np.array([1.0, 0.1]))
+    x, norm, positions = normal(2, 90, 64), RMSNorm(normal(3, 64), 1e-5), 20 + np.arange(90)
+    caches = [[normal(seed, 1, 128, 2, 16).astype(kind) for seed in (4, 5)] for _ in range(2)]
+
+    def run(rows: slice, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return native.attention_block(
+            x[rows], weights, keys=keys, values=values, windows=Windows(ints(0), ints(0, len(x[rows]))),
+            positions=positions[rows], norm=norm, residual=x[rows],
+        )  # fmt: skip
+
+    together = run(slice(None), *caches[0])
+    heads = native.linear(x, qkv, weights.qkv_bias, norm=norm).reshape(90, 10, 16)
+    o = native.attention(
+        heads[:, :6], heads[:, 6:8], heads[:, 8:], keys=caches[1][0], values=caches[1][1],
+        windows=Windows(ints(0), ints(0, 90)), positions=positions, scale=0.2, inv_freq=weights.inv_freq,
+    )  # fmt: skip
+    assert np.array_equal(together, native.linear(o.reshape(90, 96), out, residual=x))
+    assert all(np.array_equal(a, b) for a, b in zip(*caches, strict=True))
+    for row in (0, 44, 89):
+        assert np.array_equal(run(slice(row, row + 1), *caches[0])[0], together[row])
 
 
 @pytest.mark.parametrize(("heads", "value_heads", "decay_dim"), [(2, 2, 20), (2, 4, 1)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redraft.models.spec import StateView
-from redraft.ops import Activation, Array, KDAConstants, Matrix, MLPWeights, Ops, RMSNorm
+from redraft.ops import Activation, Array, AttentionWeights, KDAConstants, Matrix, MLPWeights, Ops, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -118,29 +118,42 @@ class MixtureOfExperts:
         return y if self.shared is None else self.shared(x, residual=y)
 
 
-@dataclass(frozen=True)
 class GroupedQueryAttention:
     """Softmax attention with rotary positions; each key head serves several query heads."""
 
-    ops: Ops
-    layer: int
-    qkv: Parallel
-    out: Linear
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    inv_freq: Array
+    def __init__(
+        self,
+        layer: int,
+        *,
+        qkv: Parallel,
+        out: Linear,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        inv_freq: Array,
+    ) -> None:
+        self._layer = layer
+        self._qkv = qkv
+        self._out = out
+        self._heads = num_heads, num_kv_heads, head_dim
+        self._inv_freq = inv_freq
+        self._scale = head_dim**-0.5
+        first = qkv.parts[0]
+        plain = len(qkv.parts) == 1 and first.scale is None and out.scale is None
+        weights = first.weight, first.bias, out.weight, out.bias
+        self._whole = AttentionWeights(*weights, num_heads, self._scale, inv_freq) if plain else None
 
     def __call__(
         self, x: Array, view: StateView, *, norm: RMSNorm | None = None, residual: Array | None = None
     ) -> Array:
         """x [B, D] → [B, D]; norm and residual as in `Linear`."""
-        heads = self.qkv.together(x, norm).reshape(len(x), -1, self.head_dim)  # [B, H + 2G, head_dim]
-        first_v = self.num_heads + self.num_kv_heads
-        q, k, v = heads[:, : self.num_heads], heads[:, self.num_heads : first_v], heads[:, first_v:]
-        o = view.attention(self.layer, q, k, v, self.scale, self.inv_freq)  # [B, H, head_dim]
-        return self.out(o.reshape(len(x), -1), residual=residual)
+        if self._whole is not None:
+            return view.attention_block(self._layer, x, self._whole, norm, residual)
+        num_heads, num_kv_heads, head_dim = self._heads
+        heads = self._qkv.together(x, norm).reshape(len(x), -1, head_dim)  # [B, H + 2G, head_dim]
+        q, k, v = np.split(heads, [num_heads, num_heads + num_kv_heads], axis=1)
+        o = view.attention(self._layer, q, k, v, self._scale, self._inv_freq)  # [B, H, head_dim]
+        return self._out(o.reshape(len(x), -1), residual=residual)
 
 
 @dataclass(frozen=True)

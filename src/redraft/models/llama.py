@@ -174,7 +174,6 @@ class Llama:
         return _Layer(
             RMSNorm(w.array(f"{name}.attn_norm.weight", spec.hidden_size), spec.eps),
             GroupedQueryAttention(
-                ops,
                 i,
                 qkv=w.parallel(
                     [f"{name}.attn_{part}" for part in "qkv"],
@@ -186,7 +185,6 @@ class Llama:
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
-                scale=spec.head_dim**-0.5,
                 inv_freq=inv_freq,
             ),
             RMSNorm(w.array(f"{name}.ffn_norm.weight", spec.hidden_size), spec.eps),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from redraft.ops import Array, DeltaInputs, IntArray
+from redraft.ops import Array, AttentionWeights, DeltaInputs, IntArray, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ class StateView(Protocol):
         """Causal attention: q [B, H, K], k [B, G, K], v [B, G, V], or None for latent rows → [B, H, V]. With
         `inv_freq`, q and k are rotated by their positions first.
         """
+
+    def attention_block(
+        self, layer: int, x: Array, weights: AttentionWeights, norm: RMSNorm | None, residual: Array | None
+    ) -> Array:
+        """Grouped-query attention between its two products: x [B, D] → [B, D], as `Ops.attention_block`."""
 
 
 class Model(Protocol):

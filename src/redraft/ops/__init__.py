@@ -55,6 +55,18 @@ class MLPWeights(NamedTuple):
     down_bias: Array | None  # [D]
 
 
+class AttentionWeights(NamedTuple):
+    """Grouped-query attention between two products; the rows of queries, keys and values in one matrix."""
+
+    qkv: Matrix  # [(H + 2G)·K, D]
+    qkv_bias: Array | None  # [(H + 2G)·K]
+    out: Matrix  # [D, H·K]
+    out_bias: Array | None  # [D]
+    num_heads: int
+    scale: float
+    inv_freq: Array | None
+
+
 class DeltaInputs(NamedTuple):
     """What the delta rule takes for each row."""
 
@@ -196,6 +208,22 @@ class Ops(Protocol):
         own.
         """
 
+    def attention_block(
+        self,
+        x: Array,
+        weights: AttentionWeights,
+        *,
+        keys: Array,
+        values: Array,
+        windows: Windows,
+        positions: IntArray,
+        norm: RMSNorm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """Queries, keys and values of each row, `attention`, and the output product, norm and residual stream as
+        in `linear`.
+        """
+
     def route(
         self, logits: Array, bias: Array | None, *, top_k: int, scale: float, normalise: bool
     ) -> tuple[IntArray, Array]:
@@ -257,6 +285,7 @@ __all__ = [
     "SWIGLU",
     "Activation",
     "Array",
+    "AttentionWeights",
     "DeltaInputs",
     "IntArray",
     "KDAConstants",

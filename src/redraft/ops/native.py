@@ -19,6 +19,7 @@ from redraft.errors import ConfigError
 from redraft.ops import (
     Activation,
     Array,
+    AttentionWeights,
     DeltaInputs,
     IntArray,
     KDAConstants,
@@ -296,6 +297,48 @@ def attention(
     cos, sin = (None, None) if inv_freq is None else _angles(positions, inv_freq)
     out = np.empty((len(q), q.shape[1], values.shape[3]), np.float32)
     _native.attention(q, k, v, keys, values, *windows, positions, scale, cos, sin, out)
+    return out
+
+
+def attention_block(
+    x: Array,
+    weights: AttentionWeights,
+    *,
+    keys: Array,
+    values: Array,
+    windows: Windows,
+    positions: IntArray,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """See `reference.attention_block`."""
+    if isinstance(weights.out, np.ndarray) or keys.dtype == np.float64:
+        return reference.attention_block(
+            x, weights, keys=keys, values=values, windows=windows, positions=positions, norm=norm,
+            residual=residual,
+        )  # fmt: skip
+    if keys.dtype != np.float32:
+        keys, values = keys.view(np.uint16), values.view(np.uint16)
+    *products, num_heads, scale, inv_freq = weights
+    cos, sin = (None, None) if inv_freq is None else _angles(positions, inv_freq)
+    out = np.empty((len(x), weights.out.rows), np.float32)
+    weight, eps = norm or _NO_NORM
+    _native.attention_block(
+        x,
+        *products,
+        num_heads,
+        scale,
+        cos,
+        sin,
+        keys,
+        values,
+        *windows,
+        positions,
+        weight,
+        eps,
+        residual,
+        out,
+    )
     return out
 
 

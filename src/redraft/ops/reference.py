@@ -15,6 +15,7 @@ from redraft.config import ComputeType
 from redraft.ops import (
     Activation,
     Array,
+    AttentionWeights,
     DeltaInputs,
     IntArray,
     KDAConstants,
@@ -319,6 +320,29 @@ def attention(
         if v is not None:
             values[slot, positions[first:end]] = v[first:end]
     return _attend(q, keys, values, windows, positions, scale)
+
+
+def attention_block(
+    x: Array,
+    weights: AttentionWeights,
+    *,
+    keys: Array,
+    values: Array,
+    windows: Windows,
+    positions: IntArray,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """residual + W_out attention(W_qkv norm(x)) → [B, D]; what is None is left out. Modifies what `attention`
+    does.
+    """
+    heads = linear(x, weights.qkv, weights.qkv_bias, norm=norm).reshape(len(x), -1, keys.shape[3])
+    q, k, v = np.split(heads, [weights.num_heads, weights.num_heads + keys.shape[2]], axis=1)
+    o = attention(
+        q, k, v, keys=keys, values=values, windows=windows, positions=positions, scale=weights.scale,
+        inv_freq=weights.inv_freq,
+    )  # fmt: skip
+    return linear(o.reshape(len(x), -1), weights.out, weights.out_bias, residual=residual)
 
 
 def _attend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from redraft.models import AttentionSpec
-from redraft.ops import Array, Ops
+from redraft.ops import Array, AttentionWeights, Ops, RMSNorm
 from redraft.state.batch import Batch
 from redraft.state.buffers import Buffer, allocate
 
@@ -59,6 +59,22 @@ class KVCache:
         return self._ops.attention(
             q, k, v, keys=keys, values=values, windows=batch.windows, positions=batch.positions, scale=scale,
             inv_freq=inv_freq,
+        )  # fmt: skip
+
+    def attention_block(
+        self,
+        layer: int,
+        x: Array,
+        weights: AttentionWeights,
+        norm: RMSNorm | None,
+        residual: Array | None,
+        batch: Batch,
+    ) -> Array:
+        """The same between two products: see `StateView.attention_block`."""
+        keys, values = self._views[layer]
+        return self._ops.attention_block(
+            x, weights, keys=keys, values=values, windows=batch.windows, positions=batch.positions,
+            norm=norm, residual=residual,
         )  # fmt: skip
 
     def layout(self, length: int) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -17,7 +17,7 @@ import numpy as np
 from redraft.config import EngineConfig
 from redraft.errors import StateError
 from redraft.models import ModelSpec
-from redraft.ops import Array, DeltaInputs, Ops
+from redraft.ops import Array, AttentionWeights, DeltaInputs, Ops, RMSNorm
 from redraft.state.batch import Batch, Window, int_array
 from redraft.state.buffers import Buffer
 from redraft.state.kv import KVCache, kv_buffers
@@ -308,3 +308,9 @@ class PoolView:
     ) -> Array:
         """See `StateView`."""
         return self._kv.attention(layer, q, k, v, scale, inv_freq, self._batch)
+
+    def attention_block(
+        self, layer: int, x: Array, weights: AttentionWeights, norm: RMSNorm | None, residual: Array | None
+    ) -> Array:
+        """See `StateView`."""
+        return self._kv.attention_block(layer, x, weights, norm, residual, self._batch)
