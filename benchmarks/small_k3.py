@@ -1,5 +1,5 @@
 """A small Kimi K3 of random weights, under the names of a Hugging Face checkpoint: about 8 M parameters in
-six layers of width 256, of which a step reads what a language model of that size would read.
+six layers of width 256.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from redraft.models import kimi_k3
+from redraft import ops
+from redraft.models import Model, kimi_k3
 from redraft.models.metadata import Metadata
-from redraft.models.spec import ModelSpec
 from redraft.models.weights import Renamed
 from redraft.ops.raw import RawTensor
 
 HIDDEN, HEADS, DIM, WIDTH, LAYERS = 256, 4, 64, 4, 6
 Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 96, 64, 64, 32, 64
-DENSE, EXPERT, EXPERTS, CHOSEN, LATENT = 1024, 192, 8, 2, 192
-VOCAB, FULL = 4096, (3, 5)  # layers with attention, counted from 0
+DENSE, EXPERT, EXPERTS, CHOSEN, LATENT = 1024, 128, 8, 2, 192
+VOCAB, FULL = 2048, (3, 5)  # layers with attention, counted from 0
 
 CONFIG: dict[str, Any] = {
     "model_type": "kimi_k3", "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
@@ -102,29 +102,24 @@ def _mlp(name: str, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class RandomTensors:
-    """Matrices in BF16 that keep the size of their input, norms and biases in float32."""
+    """Matrices in BF16 that keep the size of their input; all else in float32."""
 
     def __init__(self) -> None:
         self._shapes = dict(_shapes())
-        self.num_parameters = sum(int(np.prod(shape)) for shape in self._shapes.values())
 
     def names(self) -> set[str]:
         return set(self._shapes)
 
     def read(self, name: str) -> RawTensor:
         shape = self._shapes[name]
-        rng = np.random.default_rng(sorted(self._shapes).index(name))
-        if name.endswith("_proj.weight") or len(shape) == 2:
-            values = rng.standard_normal(shape) * shape[-1] ** -0.5
-            if shape[0] > 1:
-                return RawTensor(name, shape, "BF16", values.astype(ml_dtypes.bfloat16))
-            return RawTensor(name, shape, "F32", values.astype(np.float32))
-        values = rng.standard_normal(shape) * 0.1 + (1.0 if "norm" in name else 0.0)
-        return RawTensor(name, shape, "F32", values.astype(np.float32))
+        rng = np.random.default_rng(list(self._shapes).index(name))
+        values = rng.standard_normal(shape) * shape[-1] ** -0.5
+        if len(shape) == 2 and shape[0] > 1:
+            return RawTensor(name, shape, "BF16", values.astype(ml_dtypes.bfloat16))
+        return RawTensor(name, shape, "F32", (values + ("norm" in name)).astype(np.float32))
 
 
-def small_k3() -> tuple[ModelSpec, Renamed]:
-    """The model in numbers, and its tensors under canonical names."""
-    spec = kimi_k3.spec_from_hf(Metadata(CONFIG))
-    source = RandomTensors()
-    return spec, Renamed(source, kimi_k3.hf_recipes(spec, source.names()))
+def load(table: ops.Ops) -> Model:
+    """The model."""
+    spec, source = kimi_k3.spec_from_hf(Metadata(CONFIG)), RandomTensors()
+    return kimi_k3.build(spec, Renamed(source, kimi_k3.hf_recipes(spec, source.names())), table, "float32")

@@ -220,9 +220,7 @@ class Ops(Protocol):
         norm: RMSNorm | None = None,
         residual: Array | None = None,
     ) -> Array:
-        """Queries, keys and values of each row, `attention`, and the output product, norm and residual stream as
-        in `linear`.
-        """
+        """`attention` between its two products, norm and residual stream as in `linear`."""
 
     def route(
         self, logits: Array, bias: Array | None, *, top_k: int, scale: float, normalise: bool
