@@ -85,6 +85,30 @@ inline const float* dense_rows(const Strided& x, const float* norm, float eps, s
 // y = residual + (W x + bias) for dense rows, a few at a time.
 void product(const Matrix& w, const float* x, Index count, const float* bias, const float* residual, float* y);
 
+struct Gating {
+  bool situ;
+  float beta, linear_beta;
+
+  void operator()(const float* gate, const float* up, float* y, Index count) const {
+    if (situ) {
+      kernels().situ(gate, up, beta, linear_beta, y, count);
+    } else {
+      kernels().swiglu(gate, up, y, count);
+    }
+  }
+};
+
+struct MLP {
+  const Matrix& gate_up;
+  const float* gate_up_bias;
+  const Matrix& down;
+  const float* down_bias;
+  Gating gating;
+};
+
+// y = residual + W_down gated(W_gate x, W_up x) for dense rows.
+void mlp(const MLP& block, const float* x, Index rows, const float* residual, float* y);
+
 void bind_rows(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_state(nb::module_& m);

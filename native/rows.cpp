@@ -20,6 +20,23 @@ void product(const Matrix& w, const float* x, Index count, const float* bias, co
   }
 }
 
+void mlp(const MLP& block, const float* x, Index rows, const float* residual, float* y) {
+  static thread_local std::vector<float> hidden, inner;
+  const Index width = block.gate_up.rows / 2, most = std::min(kRowsAtOnce, rows), outputs = block.down.rows;
+  hidden.resize(static_cast<size_t>(most * 2 * width));
+  inner.resize(static_cast<size_t>(most * width));
+  float *a = hidden.data(), *b = inner.data();  // the caller's, also on other threads
+  for (Index from = 0; from < rows; from += kRowsAtOnce) {
+    const Index count = std::min(kRowsAtOnce, rows - from);
+    product(block.gate_up, x + from * block.gate_up.columns, count, block.gate_up_bias, nullptr, a);
+    for_rows(count, width, [&](Index first, Index end) {
+      for (Index r = first; r < end; ++r)
+        block.gating(a + 2 * r * width, a + (2 * r + 1) * width, b + r * width, width);
+    });
+    product(block.down, b, count, block.down_bias, residual ? residual + from * outputs : nullptr, y + from * outputs);
+  }
+}
+
 namespace {
 
 void py_linear(const Matrix& w, Any x, std::optional<In> bias, std::optional<In> norm, float eps,
@@ -28,19 +45,6 @@ void py_linear(const Matrix& w, Any x, std::optional<In> bias, std::optional<In>
   const Strided rows = rows_apart(x);
   product(w, dense_rows(rows, data_of(norm), eps, copies), rows.rows, data_of(bias), data_of(residual), y.data());
 }
-
-struct Gating {
-  bool situ;
-  float beta, linear_beta;
-
-  void operator()(const float* gate, const float* up, float* y, Index count) const {
-    if (situ) {
-      kernels().situ(gate, up, beta, linear_beta, y, count);
-    } else {
-      kernels().swiglu(gate, up, y, count);
-    }
-  }
-};
 
 void py_gated(Any gate, Any up, bool situ, float beta, float linear_beta, Out y) {
   const Strided a = rows_apart(gate), b = rows_apart(up);
@@ -53,23 +57,10 @@ void py_gated(Any gate, Any up, bool situ, float beta, float linear_beta, Out y)
 void py_mlp(Any x, const Matrix& gate_up, std::optional<In> gate_up_bias, const Matrix& down,
             std::optional<In> down_bias, bool situ, float beta, float linear_beta, std::optional<In> norm, float eps,
             std::optional<In> residual, Out y) {
-  static thread_local std::vector<float> copies, hidden, inner;
+  static thread_local std::vector<float> copies;
   const Strided rows = rows_apart(x);
-  const float* dense = dense_rows(rows, data_of(norm), eps, copies);
-  const float* added = data_of(residual);
-  const Index width = gate_up.rows / 2, most = std::min(kRowsAtOnce, rows.rows);
-  const Gating gating{situ, beta, linear_beta};
-  hidden.resize(static_cast<size_t>(most * 2 * width));
-  inner.resize(static_cast<size_t>(most * width));
-  float *a = hidden.data(), *b = inner.data();  // the caller's, also on other threads
-  for (Index from = 0; from < rows.rows; from += kRowsAtOnce) {
-    const Index count = std::min(kRowsAtOnce, rows.rows - from);
-    product(gate_up, dense + from * gate_up.columns, count, data_of(gate_up_bias), nullptr, a);
-    for_rows(count, width, [&](Index first, Index end) {
-      for (Index r = first; r < end; ++r) gating(a + 2 * r * width, a + (2 * r + 1) * width, b + r * width, width);
-    });
-    product(down, b, count, data_of(down_bias), added ? added + from * down.rows : nullptr, y.data() + from * down.rows);
-  }
+  mlp({gate_up, data_of(gate_up_bias), down, data_of(down_bias), {situ, beta, linear_beta}},
+      dense_rows(rows, data_of(norm), eps, copies), rows.rows, data_of(residual), y.data());
 }
 
 // The first numbers of each row of the last axis, as many as there are weights, are normalised; the rest is copied.

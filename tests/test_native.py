@@ -17,6 +17,8 @@ from redraft.ops import (
     Activation,
     AttentionWeights,
     KDAConstants,
+    LatentWeights,
+    MixtureWeights,
     MLPWeights,
     Records,
     RMSNorm,
@@ -419,6 +421,40 @@ def test_experts(isa: str, encoding: str) -> None:
     assert nmse(out, truth) < {"F32": 1e-11, "BF16": 1e-4, "Q8_0": 2e-3}[encoding]  # three products in a row
     for i in (0, 5, 10):
         assert np.array_equal(run(slice(i, i + 1))[0], out[i])
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
+@pytest.mark.parametrize("has_latent", [True, False])
+@pytest.mark.parametrize("has_shared", [True, False])
+def test_mixture_is_its_parts(isa: str, encoding: str, has_latent: bool, has_shared: bool) -> None:
+    """The same bits as router, experts and shared MLP one after the other; a row alone has them too."""
+    width = 64 if has_latent else 96
+
+    def matrix(*shape: int) -> object:
+        return native.matrix(raw(encoding, *shape, seed=sum(shape)), "float32")
+
+    weights = MixtureWeights(
+        matrix(5, 96), None, normal(1, 5), 3, 1.5, True,
+        matrix(5, 64, width), matrix(5, 64, width), matrix(5, width, 64),
+        LatentWeights(matrix(64, 96), None, RMSNorm(normal(2, 64), 1e-5), matrix(96, 64), normal(3, 96))
+        if has_latent else None,
+        MLPWeights(matrix(128, 96), None, matrix(96, 64), None) if has_shared else None,
+    )  # fmt: skip
+    x, residual, norm = normal(4, 70, 96), normal(5, 70, 96), RMSNorm(normal(6, 96), 1e-5)
+
+    def run(rows: slice) -> np.ndarray:
+        return native.mixture(x[rows], weights, SITU, norm=norm, residual=residual[rows])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rms_norm", "linear", "route", "experts", "mlp"):
+            patch.setattr(reference, name, getattr(native, name))
+        apart = reference.mixture(x, weights, SITU, norm=norm, residual=residual)
+        plain = reference.mixture(x, weights, SITU)
+    together = run(slice(None))
+    assert np.array_equal(together, apart)
+    assert np.array_equal(native.mixture(x, weights, SITU), plain)
+    for i in (0, 35, 69):
+        assert np.array_equal(run(slice(i, i + 1))[0], together[i])
 
 
 @pytest.mark.parametrize(("encoding", "block_bytes", "halves"), [

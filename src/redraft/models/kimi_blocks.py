@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from redraft.models.kimi_spec import KimiLinearSpec
-from redraft.models.layers import GatedMLP, KimiDeltaAttention, Latent, LatentAttention, MixtureOfExperts
+from redraft.models.layers import (
+    GatedMLP,
+    KimiDeltaAttention,
+    Latent,
+    LatentAttention,
+    MixtureOfExperts,
+    Routing,
+)
 from redraft.models.weights import Weights
 from redraft.ops import Array, KDAConstants, Ops, RMSNorm
 
@@ -92,19 +99,23 @@ def feed_forward(spec: KimiLinearSpec, w: Weights, ops: Ops, layer: int) -> Gate
         )
     return MixtureOfExperts(
         ops,
-        router=w.linear(f"{name}.ffn_gate_inp", experts, spec.hidden_size),
-        router_bias=w.optional(f"{name}.exp_probs_b.bias", experts),
-        gate=w.matrix(f"{name}.ffn_gate_exps.weight", experts, inner, width),
-        up=w.matrix(f"{name}.ffn_up_exps.weight", experts, inner, width),
-        down=w.matrix(f"{name}.ffn_down_exps.weight", experts, width, inner),
+        routing=Routing(
+            w.linear(f"{name}.ffn_gate_inp", experts, spec.hidden_size),
+            w.optional(f"{name}.exp_probs_b.bias", experts),
+            spec.num_chosen,
+            spec.expert_scale,
+            spec.normalise,
+        ),
+        experts=(
+            w.matrix(f"{name}.ffn_gate_exps.weight", experts, inner, width),
+            w.matrix(f"{name}.ffn_up_exps.weight", experts, inner, width),
+            w.matrix(f"{name}.ffn_down_exps.weight", experts, width, inner),
+        ),
         shared=_mlp(spec, w, ops, name, suffix="_shexp", inner=inner * spec.num_shared)
         if spec.num_shared
         else None,
         latent=latent,
         activation=spec.activation,
-        top_k=spec.num_chosen,
-        scale=spec.expert_scale,
-        normalise=spec.normalise,
     )
 
 

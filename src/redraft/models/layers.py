@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from redraft.models.spec import StateView
-from redraft.ops import Activation, Array, AttentionWeights, KDAConstants, Matrix, MLPWeights, Ops, RMSNorm
+from redraft.ops import (
+    Activation,
+    Array,
+    AttentionWeights,
+    KDAConstants,
+    LatentWeights,
+    Matrix,
+    MixtureWeights,
+    MLPWeights,
+    Ops,
+    RMSNorm,
+)
 
 
 @dataclass(frozen=True)
@@ -62,12 +73,12 @@ class GatedMLP:
         self._activation = activation
         first = gate_up.parts[0]
         plain = len(gate_up.parts) == 1 and first.scale is None and down.scale is None
-        self._whole = MLPWeights(first.weight, first.bias, down.weight, down.bias) if plain else None
+        self.whole = MLPWeights(first.weight, first.bias, down.weight, down.bias) if plain else None
 
     def __call__(self, x: Array, *, norm: RMSNorm | None = None, residual: Array | None = None) -> Array:
         """x [B, D] → [B, D]; norm and residual as in `Linear`."""
-        if self._whole is not None:
-            return self._ops.mlp(x, self._whole, self._activation, norm=norm, residual=residual)
+        if self.whole is not None:
+            return self._ops.mlp(x, self.whole, self._activation, norm=norm, residual=residual)
         gate, up = self._gate_up(x, norm)
         return self._down(self._ops.gated(gate, up, self._activation), residual=residual)
 
@@ -80,42 +91,77 @@ class Latent:
     up: Linear
     norm: RMSNorm
 
+    def weights(self) -> LatentWeights:
+        """As ops take them; without scales."""
+        return LatentWeights(self.down.weight, self.down.bias, self.norm, self.up.weight, self.up.bias)
+
 
 @dataclass(frozen=True)
+class Routing:
+    """How experts are chosen: the largest sigmoid scores after `bias`; see `Ops.route`."""
+
+    router: Linear
+    bias: Array | None
+    top_k: int
+    scale: float
+    normalise: bool
+
+
 class MixtureOfExperts:
     """Sigmoid-routed experts plus shared ones that are always on; with `latent`, the routed ones see a
     projection.
     """
 
-    ops: Ops
-    router: Linear
-    router_bias: Array | None
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    shared: GatedMLP | None
-    latent: Latent | None
-    activation: Activation
-    top_k: int
-    scale: float
-    normalise: bool
+    def __init__(
+        self,
+        ops: Ops,
+        *,
+        routing: Routing,
+        experts: tuple[Matrix, Matrix, Matrix],
+        shared: GatedMLP | None,
+        latent: Latent | None,
+        activation: Activation,
+    ) -> None:
+        self._ops = ops
+        self._routing = routing
+        self._experts = experts
+        self._shared = shared
+        self._latent = latent
+        self._activation = activation
+        linears = [routing.router, *([latent.down, latent.up] if latent else [])]
+        plain = all(linear.scale is None for linear in linears) and (
+            shared is None or shared.whole is not None
+        )
+        self._whole = self._weights() if plain else None
+
+    def _weights(self) -> MixtureWeights:
+        routing, shared = self._routing, self._shared
+        return MixtureWeights(
+            routing.router.weight, routing.router.bias,
+            routing.bias, routing.top_k, routing.scale, routing.normalise,
+            *self._experts,
+            None if self._latent is None else self._latent.weights(),
+            None if shared is None else shared.whole,
+        )  # fmt: skip
 
     def __call__(self, x: Array, *, norm: RMSNorm | None = None, residual: Array | None = None) -> Array:
         """x [B, D] → [B, D]; norm and residual as in `Linear`."""
+        if self._whole is not None:
+            return self._ops.mixture(x, self._whole, self._activation, norm=norm, residual=residual)
         if norm is not None:
-            x = self.ops.rms_norm(x, norm)
-        ids, weights = self.ops.route(
-            self.router(x), self.router_bias, top_k=self.top_k, scale=self.scale, normalise=self.normalise
-        )
-        inner = x if self.latent is None else self.latent.down(x)
-        y = self.ops.experts(
-            inner, ids, weights, gate=self.gate, up=self.up, down=self.down, activation=self.activation
-        )
-        if self.latent is not None:
-            y = self.latent.up(y, norm=self.latent.norm, residual=residual)
+            x = self._ops.rms_norm(x, norm)
+        routing, latent, (gate, up, down) = self._routing, self._latent, self._experts
+        ids, weights = self._ops.route(
+            routing.router(x), routing.bias,
+            top_k=routing.top_k, scale=routing.scale, normalise=routing.normalise,
+        )  # fmt: skip
+        inner = x if latent is None else latent.down(x)
+        y = self._ops.experts(inner, ids, weights, gate=gate, up=up, down=down, activation=self._activation)
+        if latent is not None:
+            y = latent.up(y, norm=latent.norm, residual=residual)
         elif residual is not None:
             y = residual + y
-        return y if self.shared is None else self.shared(x, residual=y)
+        return y if self._shared is None else self._shared(x, residual=y)
 
 
 class GroupedQueryAttention:

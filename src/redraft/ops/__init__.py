@@ -55,6 +55,32 @@ class MLPWeights(NamedTuple):
     down_bias: Array | None  # [D]
 
 
+class LatentWeights(NamedTuple):
+    """The smaller space that a latent mixture's experts live in."""
+
+    down: Matrix  # [L, D]
+    down_bias: Array | None
+    norm: RMSNorm
+    up: Matrix  # [D, L]
+    up_bias: Array | None
+
+
+class MixtureWeights(NamedTuple):
+    """Routed experts, and shared ones that are always on."""
+
+    router: Matrix  # [E, D]
+    router_bias: Array | None  # [E]
+    score_bias: Array | None  # [E] chooses, but does not weigh
+    top_k: int
+    scale: float
+    normalise: bool
+    gate: Matrix  # [E, F, D], or L for D with a latent space
+    up: Matrix
+    down: Matrix  # [E, D, F]
+    latent: LatentWeights | None
+    shared: MLPWeights | None
+
+
 class AttentionWeights(NamedTuple):
     """Grouped-query attention between two products; the rows of queries, keys and values in one matrix."""
 
@@ -240,6 +266,17 @@ class Ops(Protocol):
     ) -> Array:
         """Weighted sum of the chosen experts' MLPs, in rank order."""
 
+    def mixture(
+        self,
+        x: Array,
+        weights: MixtureWeights,
+        activation: Activation,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """A whole mixture of experts, norm and residual stream as in `linear`."""
+
     def mix_streams(self, streams: list[Array], score_weight: Array, eps: float, norm: RMSNorm) -> Array:
         """Softmax mixture of residual streams (attention residuals), normalised."""
 
@@ -287,8 +324,10 @@ __all__ = [
     "DeltaInputs",
     "IntArray",
     "KDAConstants",
+    "LatentWeights",
     "MLPWeights",
     "Matrix",
+    "MixtureWeights",
     "Ops",
     "RMSNorm",
     "RawTensor",

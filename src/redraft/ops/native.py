@@ -24,6 +24,7 @@ from redraft.ops import (
     IntArray,
     KDAConstants,
     Matrix,
+    MixtureWeights,
     MLPWeights,
     Records,
     RMSNorm,
@@ -390,4 +391,32 @@ def experts(
         x, _c(ids), _c(weights), gate, up, down,
         activation.kind == "situ", activation.beta, activation.linear_beta, out,
     )  # fmt: skip
+    return out
+
+
+_NO_LATENT = (None, None, (None, 0.0), None, None)
+_NO_MLP = (None, None, None, None)
+
+
+def mixture(
+    x: Array,
+    weights: MixtureWeights,
+    activation: Activation,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """See `reference.mixture`."""
+    if isinstance(weights.gate, np.ndarray):
+        return reference.mixture(x, weights, activation, norm=norm, residual=residual)
+    *routed, latent, shared = weights
+    down, down_bias, latent_norm, up, up_bias = latent or _NO_LATENT
+    kind, beta, linear_beta = activation
+    weight, eps = norm or _NO_NORM
+    out = np.empty(x.shape, np.float32)
+    if len(x):
+        _native.mixture(
+            x, *routed, down, down_bias, *latent_norm, up, up_bias, *(shared or _NO_MLP),
+            kind == "situ", beta, linear_beta, weight, eps, residual, out,
+        )  # fmt: skip
     return out

@@ -20,6 +20,7 @@ from redraft.ops import (
     IntArray,
     KDAConstants,
     Matrix,
+    MixtureWeights,
     MLPWeights,
     Records,
     RMSNorm,
@@ -403,6 +404,37 @@ def experts(
             hidden = gated(np.dot(gate[e], row), np.dot(up[e], row), activation)
             out[b] += share * np.dot(down[e], hidden)
     return out
+
+
+def mixture(
+    x: Array,
+    weights: MixtureWeights,
+    activation: Activation,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """residual + experts(norm(x)) + shared(norm(x)) → [B, D], added in this order; what is None is left out.
+
+    With a latent space the routed experts see `latent.down` of the row, and what they say goes through its
+    norm and `latent.up`.
+    """
+    if norm is not None:
+        x = rms_norm(x, norm)
+    ids, shares = route(
+        linear(x, weights.router, weights.router_bias), weights.score_bias,
+        top_k=weights.top_k, scale=weights.scale, normalise=weights.normalise,
+    )  # fmt: skip
+    latent = weights.latent
+    inner = x if latent is None else linear(x, latent.down, latent.down_bias)
+    y = experts(
+        inner, ids, shares, gate=weights.gate, up=weights.up, down=weights.down, activation=activation
+    )
+    if latent is not None:
+        y = linear(y, latent.up, latent.up_bias, norm=latent.norm, residual=residual)
+    elif residual is not None:
+        y = residual + y
+    return y if weights.shared is None else mlp(x, weights.shared, activation, residual=y)
 
 
 def mix_streams(streams: list[Array], score_weight: Array, eps: float, norm: RMSNorm) -> Array:
