@@ -4,20 +4,57 @@
 namespace redraft {
 namespace {
 
-void py_short_conv(Any x_rows, In taps, In history, Ints starts, Out y) {
-  const Strided x = rows_apart(x_rows);
-  const Index channels = x.width, width = dim(taps, 0), windows = static_cast<Index>(starts.shape(0)) - 1;
+// history [N, W − 1, C], taps [W, C].
+void short_conv(const Strided& x, const float* taps, Index width, const float* history, const int64_t* starts,
+                Index windows, float* y) {
   const auto run = [&](Index first, Index end) {
     for (Index w = 0; w < windows; ++w) {
-      const Index row = starts.data()[w], rows = starts.data()[w + 1] - row;
-      kernels().short_conv(x.row(row), x.step, taps.data(), history.data() + w * (width - 1) * channels,
-                           y.data() + row * channels, rows, channels, width, first, end);
+      const Index row = starts[w], rows = starts[w + 1] - row;
+      kernels().short_conv(x.row(row), x.step, taps, history + w * (width - 1) * x.width, y + row * x.width, rows,
+                           x.width, width, first, end);
     }
   };
-  if (x.rows * channels * width < kWorthThreads) {
-    run(0, channels);
+  if (x.rows * x.width * width < kWorthThreads) {
+    run(0, x.width);
   } else {
-    parallel_for(channels, 16, run);
+    parallel_for(x.width, 16, run);
+  }
+}
+
+void py_short_conv(Any x, In taps, In history, Ints starts, Out y) {
+  short_conv(rows_apart(x), taps.data(), dim(taps, 0), history.data(), starts.data(), dim(starts, 0) - 1, y.data());
+}
+
+void py_short_conv_ring(Any rows, In taps, Ints slots, Ints starts, Out ring, std::optional<Out> tail, Ints cursor,
+                        Ints num_before, Flags advance, Out y) {
+  static thread_local std::vector<float> history;
+  const Strided x = rows_apart(rows);
+  const Index windows = dim(slots, 0), keep = dim(taps, 0) - 1, places = dim(ring, 1), channels = x.width;
+  history.resize(static_cast<size_t>(windows * keep * channels));
+  const auto column = [&](Index w, Index place) {
+    return ring.data() + (slots.data()[w] * places + (cursor.data()[w] + place) % places) * channels;
+  };
+  for (Index w = 0; w < windows; ++w)
+    for (Index i = 0; i < keep; ++i)
+      std::copy_n(column(w, num_before.data()[w] + i), channels, &history[static_cast<size_t>((w * keep + i) * channels)]);
+  short_conv(x, taps.data(), keep + 1, history.data(), starts.data(), windows, y.data());
+  for (Index w = 0; w < windows; ++w) {
+    const Index first = starts.data()[w], count = starts.data()[w + 1] - first, before = num_before.data()[w];
+    if (advance.data()[w]) {
+      for (Index i = 0; i < keep; ++i) {
+        const Index from = count - keep + i;  // before the window where negative
+        const float* last =
+            from < 0 ? &history[static_cast<size_t>((w * keep + keep + from) * channels)] : x.row(first + from);
+        std::copy_n(last, channels, column(w, i));
+      }
+      continue;
+    }
+    for (Index t = 0; t < count; ++t) {
+      const bool fits = keep + before + t < places;
+      if (!fits && !tail) throw std::invalid_argument("a window outgrows its ring");
+      std::copy_n(x.row(first + t), channels,
+                  fits ? column(w, keep + before + t) : tail->data() + slots.data()[w] * channels);
+    }
   }
 }
 
@@ -107,6 +144,9 @@ void py_delta_scan_planes(In q, In k, In v, In decay, In beta, Ints slots, Ints 
 
 void bind_state(nb::module_& m) {
   m.def("short_conv", &py_short_conv, NoLock());
+  m.def("short_conv_ring", &py_short_conv_ring, nb::arg("x"), nb::arg("taps"), nb::arg("slots"), nb::arg("starts"),
+        nb::arg("ring"), nb::arg("tail").none(), nb::arg("cursor"), nb::arg("num_before"), nb::arg("advance"),
+        nb::arg("y"), NoLock());
   m.def("delta_scan", &py_delta_scan, NoLock());
   m.def("delta_scan_planes", &py_delta_scan_planes, NoLock());
 }

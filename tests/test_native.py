@@ -403,6 +403,31 @@ def test_short_conv(isa: str, length: int) -> None:
     assert np.array_equal(last[0], out[-1])
 
 
+@pytest.mark.parametrize("advance", [True, False])
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 5), (4, 1)])
+def test_conv_over_a_ring(isa: str, lengths: tuple[int, int], advance: bool) -> None:
+    """What `short_conv` gives over the columns before each window; the rings change as the reference changes
+    them.
+    """
+    starts, depth = ints(0, *np.cumsum(lengths)), 4
+    x, taps, before = normal(1, int(starts[-1]), 50)[:, 4:41], normal(2, 4, 37), ints(0, 0 if advance else 1)
+    rings = [normal(3, 3, 3 + depth, 37), normal(3, 3, 3 + depth, 37)]
+    tails = [normal(4, 3, 37), normal(4, 3, 37)]
+    slots, cursor = ints(2, 0), ints(5, 1)
+    places = (cursor[:, None] + before[:, None] + np.arange(3)) % (3 + depth)
+    expected = native.short_conv(x, taps, rings[0][slots[:, None], places], starts)
+    outs = [
+        table.short_conv_ring(
+            x, taps, windows=Windows(slots, starts), ring=ring, tail=tail, cursor=cursor,
+            num_before=before, advance=np.full(2, advance),
+        )
+        for table, ring, tail in zip((native, reference), rings, tails, strict=True)
+    ]  # fmt: skip
+    assert np.array_equal(outs[0], expected)
+    assert np.array_equal(*rings)
+    assert np.array_equal(*tails)
+
+
 @pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
 def test_experts(isa: str, encoding: str) -> None:
     """Near the reference, and a row does not depend on who else chose its experts."""

@@ -213,6 +213,31 @@ def test_short_conv(length: int) -> None:
     np.testing.assert_allclose(out, truth, rtol=1e-5, atol=1e-6)  # float32 against float64
 
 
+@pytest.mark.parametrize("lengths", [(1, 3), (5, 4), (2, 6)])
+def test_conv_columns_go_round(lengths: tuple[int, int]) -> None:
+    """Two windows proposed one after the other give what one gives; the ring has what a longer history had."""
+    depth, total = 7, sum(lengths)
+    x, taps, past = normal(1, total, 5), normal(2, 4, 5), normal(3, 3, 5)
+    whole = reference.short_conv(x, taps, past[None], ints(0, total))
+    ring, tail = np.full((2, 3 + depth, 5), np.nan, np.float32), np.full((2, 5), np.nan, np.float32)
+    places = (8 + np.arange(3 + depth)) % (3 + depth)
+    ring[1, places[:3]] = past
+    for first, end in ((0, lengths[0]), (lengths[0], total)):
+        y = reference.short_conv_ring(
+            x[first:end], taps, windows=Windows(ints(1), ints(0, end - first)), ring=ring, tail=tail,
+            cursor=ints(8), num_before=ints(first), advance=np.array([False]),
+        )  # fmt: skip
+        assert np.array_equal(y, whole[first:end])
+    assert np.array_equal(ring[1, places[: 3 + min(total, depth)]], np.concatenate([past, x[:depth]]))
+    assert np.array_equal(tail[1], x[-1] if total > depth else np.full(5, np.nan), equal_nan=True)
+    assert np.isnan(ring[0]).all()
+    reference.short_conv_ring(
+        x, taps, windows=Windows(ints(1), ints(0, total)), ring=ring, tail=None,
+        cursor=ints(8), num_before=ints(0), advance=np.array([True]),
+    )  # fmt: skip
+    assert np.array_equal(ring[1, places[:3]], np.concatenate([past, x])[-3:])
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_attention(groups: int) -> None:
     q, keys, values = normal(1, 3, 4, 8), normal(2, 1, 70, groups, 8), normal(3, 1, 70, groups, 6)

@@ -183,6 +183,20 @@ class Ops(Protocol):
     def short_conv(self, x: Array, taps: Array, history: Array, starts: IntArray) -> Array:
         """Causal depthwise convolution over each window and what came before it, then SiLU."""
 
+    def short_conv_ring(
+        self,
+        x: Array,
+        taps: Array,
+        *,
+        windows: Windows,
+        ring: Array,
+        tail: Array | None,
+        cursor: IntArray,
+        num_before: IntArray,
+        advance: NDArray[np.bool_],
+    ) -> Array:
+        """The same over a ring of columns a slot, which takes the window's own."""
+
     def delta_scan(
         self,
         q: Array,

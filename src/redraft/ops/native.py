@@ -217,6 +217,34 @@ def short_conv(x: Array, taps: Array, history: Array, starts: IntArray) -> Array
     return out
 
 
+def short_conv_ring(
+    x: Array,
+    taps: Array,
+    *,
+    windows: Windows,
+    ring: Array,
+    tail: Array | None,
+    cursor: IntArray,
+    num_before: IntArray,
+    advance: NDArray[np.bool_],
+) -> Array:
+    """See `reference.short_conv_ring`."""
+    if x.dtype != np.float32:
+        return reference.short_conv_ring(
+            x,
+            taps,
+            windows=windows,
+            ring=ring,
+            tail=tail,
+            cursor=cursor,
+            num_before=num_before,
+            advance=advance,
+        )
+    out = np.empty(x.shape, np.float32)
+    _native.short_conv_ring(x, taps, *windows, ring, tail, cursor, num_before, advance, out)
+    return out
+
+
 def delta_scan(
     q: Array,
     k: Array,

@@ -186,6 +186,45 @@ def short_conv(x: Array, taps: Array, history: Array, starts: IntArray) -> Array
     return out * sigmoid(out)
 
 
+def short_conv_ring(
+    x: Array,
+    taps: Array,
+    *,
+    windows: Windows,
+    ring: Array,
+    tail: Array | None,
+    cursor: IntArray,
+    num_before: IntArray,
+    advance: NDArray[np.bool_],
+) -> Array:
+    """`short_conv` with the inputs before window n in ring [S, R, C]: W−1 committed columns from place
+    cursor[n] on, then num_before[n] proposed ones.
+
+    The window's rows are written behind these, as many as there are places; of the others, the last is
+    written to tail [S, C]. With `advance[n]` the last W−1 columns replace the committed ones instead.
+    """
+    keep, size = len(taps) - 1, ring.shape[1]
+
+    def places(n: int, first: int, count: int) -> IntArray:
+        return np.asarray((cursor[n] + first + np.arange(count)) % size)
+
+    history = np.stack(
+        [ring[slot, places(n, num_before[n], keep)] for n, slot in enumerate(windows.slots)]
+    )  # [N, W − 1, C]
+    y = short_conv(x, taps, history, windows.starts)
+    for n, slot in enumerate(windows.slots):
+        new = x[windows.starts[n] : windows.starts[n + 1]]
+        if advance[n]:
+            ring[slot, places(n, 0, keep)] = np.concatenate([history[n], new])[len(new) :]
+            continue
+        fitting = min(len(new), size - keep - int(num_before[n]))
+        ring[slot, places(n, keep + num_before[n], fitting)] = new[:fitting]
+        if fitting < len(new):
+            assert tail is not None, "a window that outgrows its ring has a tail"
+            tail[slot] = new[-1]
+    return y
+
+
 def _fold(state: Array, decay: Array, k: Array, u: Array) -> None:
     """S ← diag(decay) S + k uᵀ, in place: state [HV, K, V], decay [HV, Kd], k [H, K], u [HV, V]."""
     state *= decay[:, :, None]

@@ -6,7 +6,7 @@ that the scan performs, in the same read that its own window needs anyway.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,36 +18,10 @@ from redraft.state.rollback import (
     LayerState,
     RollbackPolicy,
     fold,
-    last_columns,
     record_buffers,
     records,
     state_shape,
 )
-
-
-class _Columns(NamedTuple):
-    """Where the rows of a batch belong in each slot's ring, counted from its oldest committed column."""
-
-    read: IntArray  # [N, W − 1] the columns before each window
-    rows: IntArray  # [M] rows that find a place
-    slots: IntArray  # [M]
-    write: IntArray  # [M]
-    tail_rows: IntArray  # those that must wait
-    tail_slots: IntArray
-
-
-def _columns_of(batch: Batch, keep: int, depth: int) -> _Columns:
-    """The layout for `keep` committed columns. Windows that advance are left out: theirs are rewritten."""
-    of_row = np.repeat(np.arange(len(batch.slots)), np.diff(batch.starts))  # [B] window of each row
-    offset = batch.num_before[of_row] + np.arange(len(of_row)) - batch.starts[of_row]
-    fits, waits = (
-        np.flatnonzero(~batch.advance[of_row] & choice) for choice in (offset < depth, offset >= depth)
-    )
-    return _Columns(
-        batch.num_before[:, None] + np.arange(keep),
-        fits, batch.slots[of_row[fits]], keep + offset[fits],
-        waits, batch.slots[of_row[waits]],
-    )  # fmt: skip
 
 
 class Replay(RollbackPolicy):
@@ -68,7 +42,6 @@ class Replay(RollbackPolicy):
             layer: np.zeros(num_slots, np.int64) for layer in self.layers
         }  # oldest committed column
         self._num_kept = np.zeros(num_slots, np.int64)
-        self._layout: dict[int, _Columns] = {}  # of the pass, by conv width
 
     @staticmethod
     def buffers(layer: RecurrentSpec, depth: int, dtype: str = "float32") -> tuple[Buffer, ...]:
@@ -91,26 +64,20 @@ class Replay(RollbackPolicy):
     def begin(self, batch: Batch) -> None:
         """A pass folds the pending records and writes over the oldest columns: no way back from here."""
         self._num_kept[batch.slots] = 0
-        widths = {spec.conv_width for spec in self.layers.values()}
-        self._layout = {width: _columns_of(batch, width - 1, self.depth) for width in widths}
 
     def short_conv(self, layer: int, x: Array, taps: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
-        arrays, cursor, at = self.arrays[layer], self._cursor[layer], self._layout[len(taps)]
-        conv = arrays["conv"]
-        ring, slots = conv.shape[1], batch.slots[:, None]
-        history = conv[slots, (cursor[slots] + at.read) % ring]  # [N, W − 1, C], a copy
-        y = self.ops.short_conv(x, taps, history, batch.starts)
-        if len(at.rows):
-            conv[at.slots, (cursor[at.slots] + at.write) % ring] = x[at.rows]
-        if len(at.tail_rows):
-            arrays["conv tail"][at.tail_slots] = x[at.tail_rows]
-        for n in np.flatnonzero(batch.advance).tolist():
-            slot = batch.slots[n]
-            conv[slot, self._columns(layer, slot, 0, len(taps) - 1)] = last_columns(
-                history[n], x[batch.rows(n)]
-            )
-        return y
+        arrays = self.arrays[layer]
+        return self.ops.short_conv_ring(
+            x,
+            taps,
+            windows=batch.windows,
+            ring=arrays["conv"],
+            tail=arrays.get("conv tail"),
+            cursor=self._cursor[layer][batch.slots],
+            num_before=batch.num_before,
+            advance=batch.advance,
+        )
 
     def delta_rule(self, layer: int, inputs: DeltaInputs, batch: Batch) -> Array:
         """See `StateView.delta_rule`."""

@@ -117,9 +117,11 @@ class StatePool:
         self._num_proposed[slots] = before
         self._advanced[slots] = advance
         self._torn[slots] = advance  # until the commit
-        first = self.position[slots] + before
-        positions = np.concatenate([start + np.arange(n) for start, n in zip(first, lengths, strict=True)])
-        batch = Batch(slots, np.concatenate([[0], np.cumsum(lengths)]), positions, before, advance)
+        starts = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        first = self.position[slots] + before - starts[:-1]
+        positions = np.arange(starts[-1]) + np.repeat(first, lengths)
+        batch = Batch(slots, starts, positions, before, advance)
         self._policy.begin(batch)
         return batch
 
