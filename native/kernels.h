@@ -47,6 +47,7 @@ struct AttentionQuery {
   Index length;
 };
 
+constexpr Index kScanColumns = 32;                   // of a state's values, scanned by one thread at a time
 constexpr Index kMaxStreams = 64;                    // that one mixture may have
 constexpr Index kAttentionPositions = 64;            // taken together, in order
 constexpr Index kAttentionQueries = 64;              // that may share a look at the keys, in order of length

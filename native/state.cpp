@@ -63,16 +63,16 @@ struct ScanPlan {
   std::vector<ScanWindow> windows;
 };
 
-// All pieces of a scan: windows × heads × blocks of 16 value columns.
+// All pieces of a scan: windows × heads × blocks of value columns.
 void run_scan(const ScanPlan& plan) {
   const ScanShape& shape = plan.call.shape;
-  const Index blocks = (shape.value_dim + 15) / 16, per_window = shape.value_heads * blocks;
+  const Index blocks = (shape.value_dim + kScanColumns - 1) / kScanColumns, per_window = shape.value_heads * blocks;
   const Index pieces = static_cast<Index>(plan.windows.size()) * per_window;
   parallel_for(pieces, 1, [&](Index first, Index end) {
     for (Index piece = first; piece < end; ++piece) {
       const Index rest = piece % per_window;
       kernels().scan(plan.call, plan.windows[static_cast<size_t>(piece / per_window)], rest / blocks,
-                     rest % blocks * 16);
+                     rest % blocks * kScanColumns);
     }
   });
 }

@@ -330,9 +330,10 @@ def test_attention_block_is_its_parts(isa: str, kind: str, encoding: str) -> Non
 
 
 @pytest.mark.parametrize(("heads", "value_heads", "decay_dim"), [(2, 2, 20), (2, 4, 1)])
-def test_scan(isa: str, heads: int, value_heads: int, decay_dim: int, threads: None) -> None:
+@pytest.mark.parametrize("values", [7, 23, 33, 64])
+def test_scan(isa: str, heads: int, value_heads: int, decay_dim: int, values: int, threads: None) -> None:
     """Near the reference; folding, replaying and windows of any length give the scan's own bits."""
-    length, keys, values = 13, 20, 23
+    length, keys = 13, max(19, decay_dim)
     q, v, beta = (
         normal(1, length, heads, keys),
         normal(3, length, value_heads, values),
