@@ -1,7 +1,9 @@
 // Which scores can be the largest after standard Gumbel noise −log(−log(uniform)), from Philox 4×64-10.
 #include <nanobind/stl/pair.h>
 
+#include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <utility>
 
 #include "arrays.h"
@@ -40,31 +42,53 @@ double bound(uint64_t word) {
   return (54 - bits) * 0.6932;
 }
 
-// All indices whose noisy score comes within the margin of the largest, ascending: nearly always one. Most are ruled
-// out by the bound; the caller decides between the others with the logarithms of its specification.
-Candidates py_noisy_candidates(Doubles scores, uint64_t seed, uint64_t position) {
-  const double* score = scores.data();
-  const Index size = dim(scores, 0);
-  const auto least = [](double best) { return best - kMargin * (1 + std::fabs(best)); };
+struct Noisy {
+  double score;
+  int64_t index;
+  uint64_t word;
+};
+
+double least(double best) { return best - kMargin * (1 + std::fabs(best)); }
+
+// Those of blocks [first, end) of four indices that may be the largest, given that `best` is reached.
+void search(const double* score, Index size, Index first, Index end, uint64_t seed, uint64_t position, double best,
+            std::vector<Noisy>& found) {
   uint64_t words[4];
-  const Index likeliest = std::max_element(score, score + size) - score;
-  philox(static_cast<uint64_t>(likeliest / 4 + 1), position, seed, words);
-  double best = score[likeliest] + gumbel(words[likeliest % 4]);
-  std::vector<std::pair<double, std::pair<int64_t, uint64_t>>> found;
-  for (Index first = 0; first < size; first += 4) {
-    philox(static_cast<uint64_t>(first / 4 + 1), position, seed, words);
-    for (Index i = first; i < std::min(size, first + 4); ++i) {
-      const uint64_t word = words[i - first];
+  for (Index block = first; block < end; ++block) {
+    philox(static_cast<uint64_t>(block + 1), position, seed, words);
+    for (Index i = 4 * block; i < std::min(size, 4 * block + 4); ++i) {
+      const uint64_t word = words[i % 4];
       if (score[i] + bound(word) < least(best)) continue;
-      const double noisy = score[i] + gumbel(word);
-      if (noisy < least(best)) continue;
-      best = std::max(best, noisy);
-      found.push_back({noisy, {i, word}});
+      const Noisy noisy{score[i] + gumbel(word), i, word};
+      best = std::max(best, noisy.score);
+      found.push_back(noisy);
     }
   }
+}
+
+// All indices whose noisy score comes within the margin of the largest, ascending: nearly always one. Most are ruled
+// out by the bound; the caller decides between the others with the logarithms of its specification. `likeliest`: the
+// index of the largest score, from which the search starts.
+Candidates py_noisy_candidates(Doubles scores, Index likeliest, uint64_t seed, uint64_t position) {
+  const double* score = scores.data();
+  const Index size = dim(scores, 0);
+  uint64_t words[4];
+  philox(static_cast<uint64_t>(likeliest / 4 + 1), position, seed, words);
+  const double start = score[likeliest] + gumbel(words[likeliest % 4]);
+  std::mutex merging;
+  std::vector<Noisy> found;
+  for_rows((size + 3) / 4, 16, [&](Index first, Index end) {
+    std::vector<Noisy> own;
+    search(score, size, first, end, seed, position, start, own);
+    std::lock_guard<std::mutex> lock(merging);
+    found.insert(found.end(), own.begin(), own.end());
+  });
+  double best = start;
+  for (const Noisy& noisy : found) best = std::max(best, noisy.score);
   Candidates result;
-  for (const auto& [noisy, candidate] : found)
-    if (!(noisy < least(best))) result.push_back(candidate);
+  for (const Noisy& noisy : found)
+    if (noisy.score >= least(best)) result.emplace_back(noisy.index, noisy.word);
+  std::sort(result.begin(), result.end());
   return result;
 }
 

@@ -225,7 +225,7 @@ def test_scores_too_close_to_call_go_to_the_reference() -> None:
     noise = reference.gumbel_noise(5, 6, 8)
     scores = np.full(8, -100.0)
     scores[[2, 5]] = -noise[[2, 5]]
-    assert [index for index, _ in _native.noisy_candidates(scores, 5, 6)] == [2, 5]
+    assert [index for index, _ in _native.noisy_candidates(scores, 0, 5, 6)] == [2, 5]
     assert native.noisy_argmax(scores, 5, 6) == reference.noisy_argmax(scores, 5, 6)
 
 

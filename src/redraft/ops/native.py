@@ -394,7 +394,7 @@ def route(
 
 def noisy_argmax(scores: Array, seed: int, position: int) -> int:
     """See `reference.noisy_argmax`, whose own logarithms decide between scores too close to call."""
-    found = _native.noisy_candidates(scores, seed, position)
+    found = _native.noisy_candidates(scores, int(np.argmax(scores)), seed, position)
     if len(found) == 1:
         return int(found[0][0])
     ids, words = np.array(found, np.uint64).T
