@@ -392,6 +392,38 @@ def test_scan(isa: str, heads: int, value_heads: int, decay_dim: int, values: in
         assert np.array_equal(state, partial)
 
 
+@pytest.mark.parametrize("values", [7, 33, 64])
+def test_scan_over_planes(isa: str, values: int) -> None:
+    """Each plane holds the bits of the state after its token; the tail, those of the record."""
+    q, v, beta = normal(1, 4, 2, 20), normal(3, 4, 2, values), np.abs(normal(5, 4, 2)) % 1
+    k, decay = reference.l2_norm(normal(2, 4, 2, 20), 1e-6), np.exp(-np.abs(normal(4, 4, 2, 20)))
+    inputs = [q, k, v, decay, beta]
+    planes = np.full((1, 4, 2, 20, values), np.nan, np.float32)
+    planes[0, 2] = start = normal(6, 2, 20, values)
+    tail = Records(*(np.full((1, 1, 2, size), np.nan, np.float32) for size in (20, 20, values)))
+    out = native.delta_scan_planes(
+        *inputs, windows=Windows(ints(0), ints(0, 4)), planes=planes, tail=tail,
+        plane=ints(2), advance=np.array([False]), last=ints(2),
+    )  # fmt: skip
+    records = Records(*(np.full((1, 4, 2, size), np.nan, np.float32) for size in (20, 20, values)))
+    counts = {"num_folded": ints(0), "num_replayed": ints(0)}
+    for length in range(1, 5):
+        state, some = start[None].copy(), [a[:length] for a in inputs]
+        windows = Windows(ints(0), ints(0, length))
+        own = native.delta_scan(
+            *some, windows=windows, state=state, records=None, advance=np.array([True]), **counts
+        )
+        assert np.array_equal(own, out[:length])
+        if length < 4:
+            assert np.array_equal(planes[0, (2 + length) % 4], state[0])
+    native.delta_scan(
+        *inputs, windows=Windows(ints(0), ints(0, 4)), state=start[None].copy(), records=records,
+        advance=np.array([False]), **counts,
+    )  # fmt: skip
+    assert all(np.array_equal(a[0, 0], b[0, 3]) for a, b in zip(tail, records, strict=True))
+    assert np.array_equal(planes[0, 2], start)
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
 def test_short_conv(isa: str, length: int) -> None:
     x, taps, history = normal(1, length, 50)[:, 4:41], normal(2, 4, 37), normal(3, 1, 3, 37)
