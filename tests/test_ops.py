@@ -215,7 +215,7 @@ def test_short_conv(length: int) -> None:
 
 @pytest.mark.parametrize("lengths", [(1, 3), (5, 4), (2, 6)])
 def test_conv_columns_go_round(lengths: tuple[int, int]) -> None:
-    """Two windows proposed one after the other give what one gives; the ring has what a longer history had."""
+    """Two windows proposed in turn give what one gives; the ring has what a longer history had."""
     depth, total = 7, sum(lengths)
     x, taps, past = normal(1, total, 5), normal(2, 4, 5), normal(3, 3, 5)
     whole = reference.short_conv(x, taps, past[None], ints(0, total))
