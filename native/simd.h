@@ -233,15 +233,11 @@ inline float sum(V16 x) {
 }
 
 inline float max_of(V16 x) {
-#ifdef __AVX512F__
-  return _mm512_reduce_max_ps(x.v);
-#else
   alignas(64) float lane[16];
   store(lane, x);
   float best = lane[0];
   for (int i = 1; i < 16; ++i) best = lane[i] > best ? lane[i] : best;
   return best;
-#endif
 }
 
 // exp to about one unit in the last place; below −87 it is 0 rather than subnormal.
