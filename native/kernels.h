@@ -36,7 +36,6 @@ struct ScanWindow {
 struct AttentionShape {
   Index heads, groups, key_dim, value_dim;
   Index key_step, value_step;    // numbers from one position to the next
-  Index key_group, value_group;  // numbers from one key head to the next
   float scale;
   bool half;                     // keys and values are bf16
 };
@@ -48,22 +47,24 @@ struct AttentionQuery {
   Index length;
 };
 
+constexpr Index kScanColumns = 32;                   // of a state's values, scanned by one thread at a time
 constexpr Index kMaxStreams = 64;                    // that one mixture may have
 constexpr Index kAttentionPositions = 64;            // taken together, in order
-constexpr Index kAttentionQueries = 16;              // that may share a look at the keys
+constexpr Index kAttentionQueries = 64;              // that may share a look at the keys, in order of length
 constexpr Index kMaxKeyDim = 640, kMaxValueDim = 640;  // of a head
 
 struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, float* y, Index rows, Index dim);
-  void (*l2_norm)(const float* x, float eps, float* y, Index rows, Index dim);
+  void (*l2_norm)(const float* x, float eps, float scale, float* y, Index rows, Index dim);
   void (*sigmoid)(const float* x, float* y, Index count);
+  void (*sigmoid_gate)(const float* x, const float* gate, float* y, Index count);
   void (*swiglu)(const float* a, const float* b, float* y, Index count);
   void (*situ)(const float* a, const float* b, float beta, float linear_beta, float* y, Index count);
   void (*decay)(const float* f, const float* neg_exp_a, const float* bound, float* y, Index rows, Index heads,
                 Index dim);
   void (*rope)(const float* x, const float* cos, const float* sin, float* y, Index heads, Index dim, Index half);
-  void (*short_conv)(const float* x, const float* taps, const float* history, float* y, Index rows, Index channels,
-                     Index width, Index first, Index end);
+  void (*short_conv)(const float* x, Index step, const float* taps, const float* history, float* y, Index rows,
+                     Index channels, Index width, Index first, Index end);
   void (*dot_rows)(const float* w, const float* x, float* y, Index rows, Index columns);
   void (*scan)(const Scan& call, const ScanWindow& window, Index head, Index column);
   void (*attention)(const AttentionShape& shape, const AttentionQuery* queries, Index num_queries, const void* keys,

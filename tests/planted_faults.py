@@ -24,9 +24,11 @@ from redraft.state.snapshot import Snapshot
 def rows_depend_on_each_other(patch: pytest.MonkeyPatch) -> None:
     """A product of all rows at once: its summation order depends on their number."""
 
-    def linear(x, w, bias=None):
+    def linear(x, w, bias=None, *, norm=None, residual=None):
+        x = x if norm is None else reference.rms_norm(x, norm)
         out = x @ w.T if len(x) < 3 else (x[:, ::-1] @ w[:, ::-1].T)
-        return out if bias is None else out + bias
+        out = out if bias is None else out + bias
+        return out if residual is None else residual + out
 
     patch.setattr(reference, "linear", linear)
 
@@ -36,8 +38,8 @@ def conv_history_lost_between_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         reference,
         "short_conv",
-        lambda x, weight, history, starts: whole(
-            x, weight, history if len(x) > 1 else np.zeros_like(history), starts
+        lambda x, taps, history, starts: whole(
+            x, taps, history if len(x) > 1 else np.zeros_like(history), starts
         ),
     )
 
@@ -45,11 +47,11 @@ def conv_history_lost_between_chunks(patch: pytest.MonkeyPatch) -> None:
 def rows_stored_one_place_off_in_chunks(patch: pytest.MonkeyPatch) -> None:
     whole = KVCache.attention
 
-    def attention(self, layer, q, k, v, scale, batch):
+    def attention(self, layer, q, k, v, scale, inv_freq, batch):
         first = int(batch.positions[0])
         if len(batch.slots) == 1 and first and batch.advance[0]:
             batch = replace(batch, positions=batch.positions - 1)
-        return whole(self, layer, q, k, v, scale, batch)
+        return whole(self, layer, q, k, v, scale, inv_freq, batch)
 
     patch.setattr(KVCache, "attention", attention)
 
@@ -137,12 +139,12 @@ def earlier_windows_not_replayed(patch: pytest.MonkeyPatch) -> None:
 
 
 def attention_reads_a_row_too_many(patch: pytest.MonkeyPatch) -> None:
-    whole = reference.attention
+    whole = reference._attend
     patch.setattr(
         reference,
-        "attention",
-        lambda q, keys, values, *, windows, positions, scale: whole(
-            q, keys, values, windows=windows, positions=positions + 1, scale=scale
+        "_attend",
+        lambda q, keys, values, windows, positions, scale: whole(
+            q, keys, values, windows, positions + 1, scale
         ),
     )
 

@@ -367,7 +367,7 @@ def test_logits_that_are_no_numbers_end_their_request_only(monkeypatch: pytest.M
 
     def poisoned(token_ids: np.ndarray, view: Any, rows: np.ndarray) -> np.ndarray:
         out = whole(token_ids, view, rows)
-        out[np.isin(view.positions[rows], (30,))] = np.nan
+        out[np.isin(view._batch.positions[rows], (30,))] = np.nan
         return out
 
     monkeypatch.setattr(target, "forward", poisoned)

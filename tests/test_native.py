@@ -12,11 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import nmse
-from redraft.ops import Activation, Records, Windows, reference
+from redraft.ops import (
+    SWIGLU,
+    Activation,
+    AttentionWeights,
+    KDAConstants,
+    LatentWeights,
+    MixtureWeights,
+    MLPWeights,
+    Records,
+    RMSNorm,
+    Windows,
+    reference,
+)
 from redraft.ops.raw import RawTensor
 
 native = pytest.importorskip("redraft.ops.native")
 _native = native._native
+SITU = Activation("situ", 4.0, 25.0)
 ISAS = ["avx2", "avx512", "amx"]
 AVAILABLE = ISAS[: ISAS.index(_native.best_isa()) + 1] if _native.best_isa() in ISAS else []
 K_QUANTS = {
@@ -132,56 +145,134 @@ def test_int8_products_do_not_depend_on_tiles() -> None:
     _native.use_isa(before)
 
 
-SITU = Activation("situ", 4.0, 25.0)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_norm_and_residual_of_a_product(isa: str, encoding: str) -> None:
+    """Fused or one after the other: the same bits; columns of a wider array are rows like others."""
+    w, wide = native.matrix(raw(encoding, 37, 96), "float32"), normal(1, 9, 200)
+    x, residual, norm = wide[:, 64:160], normal(2, 9, 37), RMSNorm(normal(3, 96), 1e-5)
+    apart = residual + native.linear(native.rms_norm(x, norm), w, normal(4, 37))
+    assert np.array_equal(native.linear(x, w, normal(4, 37), norm=norm, residual=residual), apart)
+    assert np.array_equal(native.linear(x, w), native.linear(np.ascontiguousarray(x), w))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("activation", [SWIGLU, SITU])
+def test_mlp_is_its_parts(isa: str, encoding: str, activation: Activation) -> None:
+    gate_up, down = (
+        native.matrix(raw(encoding, *shape, seed=seed), "float32")
+        for seed, shape in enumerate([(128, 96), (40, 64)])
+    )
+    weights = MLPWeights(gate_up, normal(2, 128), down, normal(3, 40))
+    x, residual, norm = normal(4, 21, 96), normal(5, 21, 40), RMSNorm(normal(6, 96), 1e-5)
+    hidden = native.linear(x, gate_up, weights.gate_up_bias, norm=norm)
+    inner = native.gated(hidden[:, :64], hidden[:, 64:], activation)
+    apart = native.linear(inner, down, weights.down_bias, residual=residual)
+    out = native.mlp(x, weights, activation, norm=norm, residual=residual)
+    assert np.array_equal(out, apart)
+    for i in (0, 20):
+        one = slice(i, i + 1)
+        assert np.array_equal(
+            native.mlp(x[one], weights, activation, norm=norm, residual=residual[one])[0], out[i]
+        )
 
 
 @given(count=st.integers(1, 40), seed=st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
 def test_small_ops_are_near_the_reference_and_independent(count: int, seed: int) -> None:
     x, y = 3 * normal(seed, count, 4, 19), 3 * normal(seed + 1, count, 4, 19)
-    weight, a = normal(seed + 2, 19), -np.exp(normal(seed + 3, 4))
-    positions, frequencies = np.arange(count) * 7, np.array([1.0, 0.1, 0.01])
-    heads = normal(seed + 4, 4, 11, 19)
+    norm, a = RMSNorm(normal(seed + 2, 19), 1e-5), -np.exp(normal(seed + 3, 4))
+    part = RMSNorm(norm.weight[:11], 1e-5)
+    heads = normal(seed + 4, 4, 11, 15)
+
+    def delta(table: object, x: np.ndarray, y: np.ndarray, bound: float | None) -> np.ndarray:
+        flat = [t.reshape(len(x), -1) for t in (x, y, x + y)]
+        inputs = table.kda_inputs(  # type: ignore[attr-defined]
+            np.concatenate(flat, axis=1), flat[1], y[:, 0, :4], KDAConstants(a, bound, 1e-6)
+        )
+        return np.concatenate([part.reshape(len(x), -1) for part in inputs], axis=1)
+
     ops = {
-        "rms_norm": lambda t, x, y, p: t.rms_norm(x, weight, 1e-5),
-        "l2_norm": lambda t, x, y, p: t.l2_norm(x, 1e-6),
-        "sigmoid": lambda t, x, y, p: t.sigmoid(x),
-        "swiglu": lambda t, x, y, p: t.gated(x, y, Activation("swiglu")),
-        "situ": lambda t, x, y, p: t.gated(x, y, SITU),
-        "decay": lambda t, x, y, p: t.kda_decay(x, a, None),
-        "bounded decay": lambda t, x, y, p: t.kda_decay(x, a, -5.0),
-        "rope": lambda t, x, y, p: t.rope(x, p, frequencies),
-        "mix_streams": lambda t, x, y, p: t.mix_streams(
-            [x[:, 0], y[:, 0], x[:, 1] * y[:, 1], x[:, 2]], weight, 1e-5
+        "rms_norm": lambda t, x, y: t.rms_norm(x, norm),
+        "rms_norm of a part": lambda t, x, y: t.rms_norm(x, part),
+        "swiglu": lambda t, x, y: t.gated(x, y, SWIGLU),
+        "situ": lambda t, x, y: t.gated(x, y, SITU),
+        "sigmoid_gate": lambda t, x, y: t.sigmoid_gate(x, y.reshape(len(x), -1)),
+        "sigmoid_gate of normalised heads": lambda t, x, y: t.sigmoid_gate(x, y.reshape(len(x), -1), norm),
+        "kda_inputs": lambda t, x, y: delta(t, x, y, None),
+        "bounded kda_inputs": lambda t, x, y: delta(t, x, y, -5.0),
+        "mix_streams": lambda t, x, y: t.mix_streams(
+            [np.ascontiguousarray(s) for s in (x[:, 0], y[:, 0], x[:, 1] * y[:, 1], x[:, 2])],
+            norm.weight,
+            1e-5,
+            norm,
         ),
-        "head_linear": lambda t, x, y, p: t.head_linear(x, heads),
+        "head_linear": lambda t, x, y: t.head_linear(x, heads),
     }
     for name, op in ops.items():
-        together = op(native, x, y, positions)
-        expected = op(reference, x, y, positions)
+        together = op(native, x, y)
+        expected = op(reference, x, y)
         near = 3e-6 * max(1.0, float(np.abs(expected).max()))  # float32, sums in another order
         np.testing.assert_allclose(together, expected, rtol=3e-5, atol=near, err_msg=name)  # likewise
         for i in {0, count - 1}:
             one = slice(i, i + 1)
-            assert np.array_equal(op(native, x[one], y[one], positions[one])[0], together[i]), name
+            assert np.array_equal(op(native, x[one], y[one])[0], together[i]), name
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_route(isa: str, has_bias: bool, normalise: bool) -> None:
+    logits, bias = 2 * normal(1, 60, 33), normal(2, 33) if has_bias else None
+    settings = {"top_k": 5, "scale": 2.5, "normalise": normalise}
+    ids, weights = native.route(logits, bias, **settings)
+    expected_ids, expected = reference.route(logits, bias, **settings)
+    assert np.array_equal(ids, expected_ids)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)  # float32
+    alone = native.route(logits[7:8], bias, **settings)
+    assert np.array_equal(alone[0][0], ids[7])
+    assert np.array_equal(alone[1][0], weights[7])
+    tied = native.route(np.zeros((2, 9), np.float32), None, **settings)
+    assert tied[0].tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+@given(
+    size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40),
+    spread=st.sampled_from([0.0, 1e-12, 1.0, 30.0]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_noise_chooses_the_reference_s_token(size: int, seed: int, position: int, spread: float) -> None:
+    """Also where most scores are equal, nearly so, or ruled out."""
+    scores = spread * normal(seed % 1000, size).astype(np.float64)
+    assert native.noisy_argmax(scores, seed, position) == reference.noisy_argmax(scores, seed, position)
+    scores[np.arange(size) % 3 != seed % 3] = -np.inf
+    assert native.noisy_argmax(scores, seed, position) == reference.noisy_argmax(scores, seed, position)
+
+
+def test_scores_too_close_to_call_go_to_the_reference() -> None:
+    """Two noisy scores that differ by less than logarithms may: both are candidates."""
+    noise = reference.gumbel_noise(5, 6, 8)
+    scores = np.full(8, -100.0)
+    scores[[2, 5]] = -noise[[2, 5]]
+    assert [index for index, _ in _native.noisy_candidates(scores, 0, 5, 6)] == [2, 5]
+    assert native.noisy_argmax(scores, 5, 6) == reference.noisy_argmax(scores, 5, 6)
 
 
 def test_parts_of_the_columns_of_an_array() -> None:
-    """Rows that lie apart are read where they are; anything else is copied first."""
-    wide, table = normal(1, 7, 40), native
+    """Rows that lie apart are read where they are."""
+    wide = normal(1, 7, 40)
     gate, up = wide[:, :20], wide[:, 20:]
     copies = [np.ascontiguousarray(part) for part in (gate, up)]
-    assert np.array_equal(table.gated(gate, up, SITU), table.gated(*copies, SITU))
-    assert np.array_equal(table.gated(gate[:, ::-1], up, SITU)[:, ::-1], table.gated(gate, up[:, ::-1], SITU))
-    heads, positions, frequencies = wide.reshape(7, 5, 8), np.arange(7), np.array([1.0, 0.1])
-    some = table.rope(heads[:, :3], positions, frequencies)
-    assert np.array_equal(some, table.rope(heads, positions, frequencies)[:, :3])
+    assert np.array_equal(native.gated(gate, up, SITU), native.gated(*copies, SITU))
+    norm = RMSNorm(normal(2, 15), 1e-5)
+    assert np.array_equal(native.rms_norm(up, norm), native.rms_norm(copies[1], norm))
+    with pytest.raises(ValueError, match="a row is not dense"):
+        native.gated(gate[:, ::-1], up, SITU)
 
 
 def test_extreme_activations() -> None:
     x = np.array([[-1e4, -100, -88, -20, 0, 20, 88, 100, 1e4]], np.float32)
-    assert np.array_equal(native.sigmoid(x), np.clip(native.sigmoid(x), 0, 1))
-    np.testing.assert_allclose(native.sigmoid(x), reference.sigmoid(x), atol=1e-7)  # exp is cut off at −87
+    gates = native.sigmoid_gate(np.ones_like(x)[:, None], x)
+    assert np.array_equal(gates, np.clip(gates, 0, 1))
+    np.testing.assert_allclose(gates, reference.sigmoid(x), atol=1e-7)  # exp is cut off at −87
     np.testing.assert_allclose(
         native.gated(x, x, SITU), reference.gated(x, x, SITU), rtol=1e-5, atol=1e-5
     )  # likewise
@@ -195,22 +286,81 @@ def test_attention(isa: str, kind: str, heads: int, groups: int, value_dim: int)
     keys = normal(2, 3, 200, groups, 33).astype(kind)
     values = keys[..., :value_dim] if groups == 1 else normal(3, 3, 200, groups, value_dim).astype(kind)
     positions = ints(0, 62, 63, 64, 127, 199)
-    windows = Windows(ints(2, 0), ints(0, 4, 6))
-    out = native.attention(q, keys, values, windows=windows, positions=positions, scale=0.2)
-    truth = reference.attention(q, keys, values, windows=windows, positions=positions, scale=0.2)
+
+    def run(table: object, rows: slice, slots: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        return table.attention(  # type: ignore[attr-defined]
+            q[rows], None, None, keys=keys, values=values,
+            windows=Windows(slots, starts), positions=positions[rows], scale=0.2,
+        )  # fmt: skip
+
+    out = run(native, slice(None), ints(2, 0), ints(0, 4, 6))
+    truth = run(reference, slice(None), ints(2, 0), ints(0, 4, 6))
     np.testing.assert_allclose(out, truth, rtol=2e-4, atol=2e-5)  # float32, sums in another order
-    for row, slot in ((1, 2), (5, 0)):
-        alone = Windows(ints(slot), ints(0, 1))
-        one = native.attention(
-            q[row : row + 1], keys, values, windows=alone, positions=positions[row : row + 1], scale=0.2
-        )
-        assert np.array_equal(one[0], out[row])
+    for row, slot in enumerate((2, 2, 2, 2, 0, 0)):
+        assert np.array_equal(run(native, slice(row, row + 1), ints(slot), ints(0, 1))[0], out[row])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 33, 100, 150])
+def test_attention_of_a_long_window(isa: str, kind: str, count: int, threads: None) -> None:
+    """However many rows of a prompt come together, each has the bits that it has alone."""
+    heads, groups, first = 6, 2, 70
+    q, k, v = normal(1, count, heads, 40), normal(2, count, groups, 40), normal(3, count, groups, 24)
+    history = [normal(4, 1, 256, groups, 40).astype(kind), normal(5, 1, 256, groups, 24).astype(kind)]
+    positions, inv_freq = first + np.arange(count), np.array([1.0, 0.3, 0.01])
+
+    def run(rows: slice, keys: np.ndarray, values: np.ndarray, table: object = native) -> np.ndarray:
+        return table.attention(  # type: ignore[attr-defined]
+            q[rows], k[rows], v[rows], keys=keys, values=values, scale=0.2, inv_freq=inv_freq,
+            windows=Windows(ints(0), ints(0, rows.stop - rows.start)), positions=positions[rows],
+        )  # fmt: skip
+
+    whole, single = [[part.copy() for part in history] for _ in range(2)]
+    _native.set_num_threads(2)
+    out = run(slice(0, count), *whole)
+    _native.set_num_threads(1)
+    for row in range(count):
+        assert np.array_equal(run(slice(row, row + 1), *single)[0], out[row])
+    assert all(np.array_equal(a, b) for a, b in zip(whole, single, strict=True))
+    truth = run(slice(0, count), *history, reference)
+    near = {"float32": 2e-5, "bfloat16": 2e-2}[kind]  # sums in another order; keys that round the other way
+    np.testing.assert_allclose(out, truth, rtol=10 * near, atol=near)
+    for a, b in zip(whole, history, strict=True):
+        np.testing.assert_allclose(a.astype(float), b.astype(float), rtol=1e-2, atol=1e-6)  # likewise
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
+def test_attention_block_is_its_parts(isa: str, kind: str, encoding: str) -> None:
+    """The same bits as product, attention and product, also in the stored rows; a row alone has them too."""
+    qkv, out = (native.matrix(raw(encoding, *shape), "float32") for shape in [(160, 64), (64, 96)])
+    weights = AttentionWeights(qkv, normal(1, 160), out, None, 6, 0.2, np.array([1.0, 0.1]))
+    x, norm, positions = normal(2, 90, 64), RMSNorm(normal(3, 64), 1e-5), 20 + np.arange(90)
+    caches = [[normal(seed, 1, 128, 2, 16).astype(kind) for seed in (4, 5)] for _ in range(2)]
+
+    def run(rows: slice, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return native.attention_block(
+            x[rows], weights, keys=keys, values=values, windows=Windows(ints(0), ints(0, len(x[rows]))),
+            positions=positions[rows], norm=norm, residual=x[rows],
+        )  # fmt: skip
+
+    together = run(slice(None), *caches[0])
+    heads = native.linear(x, qkv, weights.qkv_bias, norm=norm).reshape(90, 10, 16)
+    o = native.attention(
+        heads[:, :6], heads[:, 6:8], heads[:, 8:], keys=caches[1][0], values=caches[1][1],
+        windows=Windows(ints(0), ints(0, 90)), positions=positions, scale=0.2, inv_freq=weights.inv_freq,
+    )  # fmt: skip
+    assert np.array_equal(together, native.linear(o.reshape(90, 96), out, residual=x))
+    assert all(np.array_equal(a, b) for a, b in zip(*caches, strict=True))
+    for row in (0, 44, 89):
+        assert np.array_equal(run(slice(row, row + 1), *caches[0])[0], together[row])
 
 
 @pytest.mark.parametrize(("heads", "value_heads", "decay_dim"), [(2, 2, 20), (2, 4, 1)])
-def test_scan(isa: str, heads: int, value_heads: int, decay_dim: int, threads: None) -> None:
+@pytest.mark.parametrize("values", [7, 23, 33, 64])
+def test_scan(isa: str, heads: int, value_heads: int, decay_dim: int, values: int, threads: None) -> None:
     """Near the reference; folding, replaying and windows of any length give the scan's own bits."""
-    length, keys, values = 13, 20, 23
+    length, keys = 13, max(19, decay_dim)
     q, v, beta = (
         normal(1, length, heads, keys),
         normal(3, length, value_heads, values),
@@ -269,16 +419,73 @@ def test_scan(isa: str, heads: int, value_heads: int, decay_dim: int, threads: N
         assert np.array_equal(state, partial)
 
 
+@pytest.mark.parametrize("values", [7, 33, 64])
+def test_scan_over_planes(isa: str, values: int) -> None:
+    """Each plane holds the bits of the state after its token; the tail, those of the record."""
+    q, v, beta = normal(1, 4, 2, 20), normal(3, 4, 2, values), np.abs(normal(5, 4, 2)) % 1
+    k, decay = reference.l2_norm(normal(2, 4, 2, 20), 1e-6), np.exp(-np.abs(normal(4, 4, 2, 20)))
+    inputs = [q, k, v, decay, beta]
+    planes = np.full((1, 4, 2, 20, values), np.nan, np.float32)
+    planes[0, 2] = start = normal(6, 2, 20, values)
+    tail = Records(*(np.full((1, 1, 2, size), np.nan, np.float32) for size in (20, 20, values)))
+    out = native.delta_scan_planes(
+        *inputs, windows=Windows(ints(0), ints(0, 4)), planes=planes, tail=tail,
+        plane=ints(2), advance=np.array([False]), last=ints(2),
+    )  # fmt: skip
+    records = Records(*(np.full((1, 4, 2, size), np.nan, np.float32) for size in (20, 20, values)))
+    counts = {"num_folded": ints(0), "num_replayed": ints(0)}
+    for length in range(1, 5):
+        state, some = start[None].copy(), [a[:length] for a in inputs]
+        windows = Windows(ints(0), ints(0, length))
+        own = native.delta_scan(
+            *some, windows=windows, state=state, records=None, advance=np.array([True]), **counts
+        )
+        assert np.array_equal(own, out[:length])
+        if length < 4:
+            assert np.array_equal(planes[0, (2 + length) % 4], state[0])
+    native.delta_scan(
+        *inputs, windows=Windows(ints(0), ints(0, 4)), state=start[None].copy(), records=records,
+        advance=np.array([False]), **counts,
+    )  # fmt: skip
+    assert all(np.array_equal(a[0, 0], b[0, 3]) for a, b in zip(tail, records, strict=True))
+    assert np.array_equal(planes[0, 2], start)
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
 def test_short_conv(isa: str, length: int) -> None:
-    x, weight, history = normal(1, length, 37), normal(2, 37, 4), normal(3, 1, 3, 37)
-    out = native.short_conv(x, weight, history, ints(0, length))
+    x, taps, history = normal(1, length, 50)[:, 4:41], normal(2, 4, 37), normal(3, 1, 3, 37)
+    out = native.short_conv(x, taps, history, ints(0, length))
     np.testing.assert_allclose(
-        out, reference.short_conv(x, weight, history, ints(0, length)), rtol=1e-4, atol=1e-6
+        out, reference.short_conv(x, taps, history, ints(0, length)), rtol=1e-4, atol=1e-6
     )  # float32, other order
     inputs = np.concatenate([history[0], x])
-    last = native.short_conv(x[-1:], weight, inputs[None, length - 1 : length + 2], ints(0, 1))
+    last = native.short_conv(x[-1:], taps, inputs[None, length - 1 : length + 2], ints(0, 1))
     assert np.array_equal(last[0], out[-1])
+
+
+@pytest.mark.parametrize("advance", [True, False])
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 5), (4, 1)])
+def test_conv_over_a_ring(isa: str, lengths: tuple[int, int], advance: bool) -> None:
+    """What `short_conv` gives over the columns before each window; the rings change as the reference changes
+    them.
+    """
+    starts, depth = ints(0, *np.cumsum(lengths)), 4
+    x, taps, before = normal(1, int(starts[-1]), 50)[:, 4:41], normal(2, 4, 37), ints(0, 0 if advance else 1)
+    rings = [normal(3, 3, 3 + depth, 37), normal(3, 3, 3 + depth, 37)]
+    tails = [normal(4, 3, 37), normal(4, 3, 37)]
+    slots, cursor = ints(2, 0), ints(5, 1)
+    places = (cursor[:, None] + before[:, None] + np.arange(3)) % (3 + depth)
+    expected = native.short_conv(x, taps, rings[0][slots[:, None], places], starts)
+    outs = [
+        table.short_conv_ring(
+            x, taps, windows=Windows(slots, starts), ring=ring, tail=tail, cursor=cursor,
+            num_before=before, advance=np.full(2, advance),
+        )
+        for table, ring, tail in zip((native, reference), rings, tails, strict=True)
+    ]  # fmt: skip
+    assert np.array_equal(outs[0], expected)
+    assert np.array_equal(*rings)
+    assert np.array_equal(*tails)
 
 
 @pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
@@ -299,6 +506,40 @@ def test_experts(isa: str, encoding: str) -> None:
     assert nmse(out, truth) < {"F32": 1e-11, "BF16": 1e-4, "Q8_0": 2e-3}[encoding]  # three products in a row
     for i in (0, 5, 10):
         assert np.array_equal(run(slice(i, i + 1))[0], out[i])
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
+@pytest.mark.parametrize("has_latent", [True, False])
+@pytest.mark.parametrize("has_shared", [True, False])
+def test_mixture_is_its_parts(isa: str, encoding: str, has_latent: bool, has_shared: bool) -> None:
+    """The same bits as router, experts and shared MLP one after the other; a row alone has them too."""
+    width = 64 if has_latent else 96
+
+    def matrix(*shape: int) -> object:
+        return native.matrix(raw(encoding, *shape, seed=sum(shape)), "float32")
+
+    weights = MixtureWeights(
+        matrix(5, 96), None, normal(1, 5), 3, 1.5, True,
+        matrix(5, 64, width), matrix(5, 64, width), matrix(5, width, 64),
+        LatentWeights(matrix(64, 96), None, RMSNorm(normal(2, 64), 1e-5), matrix(96, 64), normal(3, 96))
+        if has_latent else None,
+        MLPWeights(matrix(128, 96), None, matrix(96, 64), None) if has_shared else None,
+    )  # fmt: skip
+    x, residual, norm = normal(4, 70, 96), normal(5, 70, 96), RMSNorm(normal(6, 96), 1e-5)
+
+    def run(rows: slice) -> np.ndarray:
+        return native.mixture(x[rows], weights, SITU, norm=norm, residual=residual[rows])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rms_norm", "linear", "route", "experts", "mlp"):
+            patch.setattr(reference, name, getattr(native, name))
+        apart = reference.mixture(x, weights, SITU, norm=norm, residual=residual)
+        plain = reference.mixture(x, weights, SITU)
+    together = run(slice(None))
+    assert np.array_equal(together, apart)
+    assert np.array_equal(native.mixture(x, weights, SITU), plain)
+    for i in (0, 35, 69):
+        assert np.array_equal(run(slice(i, i + 1))[0], together[i])
 
 
 @pytest.mark.parametrize(("encoding", "bits"), [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redraft.ops import SWIGLU, Activation, Records, Windows, reference
+from redraft.ops import SWIGLU, Activation, KDAConstants, MLPWeights, Records, RMSNorm, Windows, reference
 
 SITU = Activation("situ", 4.0, 25.0)
 rows = st.integers(1, 40)
@@ -28,7 +28,9 @@ def ints(*values: int) -> np.ndarray:
 W = normal(1, 37, 65)
 HEADS = normal(2, 3, 5, 16)
 BIG = normal(3, 2200, 600)  # more than one block of weights
-NORM = 1 + 0.1 * normal(4, 65)
+NORM = RMSNorm(1 + 0.1 * normal(4, 65), 1e-5)
+HEAD_NORM = RMSNorm(NORM.weight[:15], 1e-5)
+MLP = MLPWeights(normal(10, 38, 65), normal(11, 38), normal(12, 65, 19), None)
 EXPERTS = [normal(5, 6, 9, 16), normal(6, 6, 9, 16), normal(7, 6, 16, 9)]
 SCORE = normal(8, 65)
 NEG_EXP_A = -np.exp(normal(9, 4))
@@ -38,8 +40,16 @@ ROWWISE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda x: reference.linear(x, W),
     "linear in blocks": lambda x: reference.linear(np.tile(x, (1, 10))[:, :600], BIG),
     "head_linear": lambda x: reference.head_linear(x[:, :48].reshape(-1, 3, 16), HEADS),
-    "rms_norm": lambda x: reference.rms_norm(x, NORM, 1e-5),
-    "rms_norm of heads": lambda x: reference.rms_norm(x[:, :60].reshape(-1, 4, 15), NORM[:15], 1e-5),
+    "linear of normalised rows": lambda x: reference.linear(x, W, norm=NORM, residual=x[:, :37]),
+    "mlp": lambda x: reference.mlp(x, MLP, SITU, norm=NORM, residual=x),
+    "rms_norm": lambda x: reference.rms_norm(x, NORM),
+    "rms_norm of heads": lambda x: reference.rms_norm(x[:, :60].reshape(-1, 4, 15), HEAD_NORM),
+    "sigmoid_gate": lambda x: reference.sigmoid_gate(x[:, :60].reshape(-1, 4, 15), x[:, 5:], HEAD_NORM),
+    "kda_inputs": lambda x: np.concatenate(
+        [a.reshape(len(x), -1) for a in reference.kda_inputs(
+            x[:, :60], x[:, 40:60], x[:, 60:64], KDAConstants(NEG_EXP_A, -5.0, 1e-6)
+        )], axis=1,
+    ),
     "l2_norm": lambda x: reference.l2_norm(x[:, :64].reshape(-1, 4, 16), 1e-6),
     "sigmoid": reference.sigmoid,
     "swiglu": lambda x: reference.gated(x, x[:, ::-1], SWIGLU),
@@ -53,7 +63,7 @@ ROWWISE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         x[:, :16], np.argsort(x[:, :6])[:, :2], np.abs(x[:, 6:8]),
         gate=EXPERTS[0], up=EXPERTS[1], down=EXPERTS[2], activation=SITU,
     ),
-    "mix_streams": lambda x: reference.mix_streams([x, 2 * x[:, ::-1], x * x], SCORE, 1e-5),
+    "mix_streams": lambda x: reference.mix_streams([x, 2 * x[:, ::-1], x * x], SCORE, 1e-5, NORM),
 }  # fmt: skip
 
 
@@ -75,16 +85,17 @@ def test_windows_do_not_depend_on_each_other(lengths: list[int], seed: int) -> N
     num, total = len(lengths), sum(lengths)
     q, k, v = normal(seed, total, 2, 8), normal(seed + 1, total, 2, 8), normal(seed + 2, total, 4, 6)
     decay, beta = np.abs(normal(seed + 3, total, 4, 8)) % 1, np.abs(normal(seed + 4, total, 4)) % 1
-    state, history, weight = (
+    state, history, taps = (
         normal(seed + 5, num, 4, 8, 6),
         normal(seed + 6, num, 3, 7),
-        normal(seed + 7, 7, 4),
+        normal(seed + 7, 4, 7),
     )
     x, keys, values = (
         normal(seed + 8, total, 7),
         normal(seed + 9, num, 32, 2, 8),
         normal(seed + 10, num, 32, 2, 6),
     )
+    new_keys, new_values = normal(seed + 11, total, 2, 8), normal(seed + 12, total, 2, 6)
     positions = np.concatenate([5 + np.arange(n) for n in lengths])
 
     def run(pick: slice, slots: np.ndarray, bounds: np.ndarray) -> list[np.ndarray]:
@@ -94,10 +105,11 @@ def test_windows_do_not_depend_on_each_other(lengths: list[int], seed: int) -> N
             windows=windows, state=state.copy(), records=None,
             num_folded=zero, num_replayed=zero, advance=np.ones(len(slots), np.bool_),
         )  # fmt: skip
-        conv = reference.short_conv(x[pick], weight, history[slots], bounds)
+        conv = reference.short_conv(x[pick], taps, history[slots], bounds)
         attention = reference.attention(
-            q[pick], keys, values, windows=windows, positions=positions[pick], scale=0.3
-        )
+            q[pick], new_keys[pick], new_values[pick], keys=keys.copy(), values=values.copy(),
+            windows=windows, positions=positions[pick], scale=0.3, inv_freq=np.array([1.0, 0.1]),
+        )  # fmt: skip
         return [scan, conv, attention]
 
     together = run(slice(None), np.arange(num), starts)
@@ -193,12 +205,37 @@ def test_planes_hold_the_state_after_each_token() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 63, 65])
 def test_short_conv(length: int) -> None:
-    x, weight, history = normal(1, length, 5), normal(2, 5, 4), normal(3, 1, 3, 5)
+    x, taps, history = normal(1, length, 5), normal(2, 4, 5), normal(3, 1, 3, 5)
     inputs = np.concatenate([history[0], x]).astype(np.float64)
-    truth = np.stack([np.convolve(inputs[:, c], weight[c, ::-1], "valid") for c in range(5)], axis=1)
+    truth = np.stack([np.convolve(inputs[:, c], taps[::-1, c], "valid") for c in range(5)], axis=1)
     truth = truth / (1 + np.exp(-truth))
-    out = reference.short_conv(x, weight, history, ints(0, length))
+    out = reference.short_conv(x, taps, history, ints(0, length))
     np.testing.assert_allclose(out, truth, rtol=1e-5, atol=1e-6)  # float32 against float64
+
+
+@pytest.mark.parametrize("lengths", [(1, 3), (5, 4), (2, 6)])
+def test_conv_columns_go_round(lengths: tuple[int, int]) -> None:
+    """Two windows proposed in turn give what one gives; the ring has what a longer history had."""
+    depth, total = 7, sum(lengths)
+    x, taps, past = normal(1, total, 5), normal(2, 4, 5), normal(3, 3, 5)
+    whole = reference.short_conv(x, taps, past[None], ints(0, total))
+    ring, tail = np.full((2, 3 + depth, 5), np.nan, np.float32), np.full((2, 5), np.nan, np.float32)
+    places = (8 + np.arange(3 + depth)) % (3 + depth)
+    ring[1, places[:3]] = past
+    for first, end in ((0, lengths[0]), (lengths[0], total)):
+        y = reference.short_conv_ring(
+            x[first:end], taps, windows=Windows(ints(1), ints(0, end - first)), ring=ring, tail=tail,
+            cursor=ints(8), num_before=ints(first), advance=np.array([False]),
+        )  # fmt: skip
+        assert np.array_equal(y, whole[first:end])
+    assert np.array_equal(ring[1, places[: 3 + min(total, depth)]], np.concatenate([past, x[:depth]]))
+    assert np.array_equal(tail[1], x[-1] if total > depth else np.full(5, np.nan), equal_nan=True)
+    assert np.isnan(ring[0]).all()
+    reference.short_conv_ring(
+        x, taps, windows=Windows(ints(1), ints(0, total)), ring=ring, tail=None,
+        cursor=ints(8), num_before=ints(0), advance=np.array([True]),
+    )  # fmt: skip
+    assert np.array_equal(ring[1, places[:3]], np.concatenate([past, x])[-3:])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -206,8 +243,9 @@ def test_attention(groups: int) -> None:
     q, keys, values = normal(1, 3, 4, 8), normal(2, 1, 70, groups, 8), normal(3, 1, 70, groups, 6)
     keys[0, 66:] = values[0, 66:] = np.nan  # beyond the last position: never read
     out = reference.attention(
-        q, keys, values, windows=Windows(ints(0), ints(0, 3)), positions=ints(0, 63, 65), scale=0.5
-    )
+        q, None, None, keys=keys, values=values,
+        windows=Windows(ints(0), ints(0, 3)), positions=ints(0, 63, 65), scale=0.5,
+    )  # fmt: skip
     for row, position in enumerate((0, 63, 65)):
         for h in range(4):
             k, v = (a[0, : position + 1, h * groups // 4].astype(np.float64) for a in (keys, values))
@@ -224,6 +262,36 @@ def test_rope_rotates_pairs_and_leaves_the_rest() -> None:
     np.testing.assert_allclose(out[..., :2], pairs.real, rtol=1e-5, atol=1e-6)  # float32 against complex128
     np.testing.assert_allclose(out[..., 2:4], pairs.imag, rtol=1e-5, atol=1e-6)  # likewise
     assert np.array_equal(out[..., 4:], x[..., 4:])
+
+
+def test_attention_stores_its_rows_first() -> None:
+    """Each new key, rotated, and each new value is at its place before any row attends."""
+    q, k, v = normal(1, 3, 4, 8), normal(2, 3, 2, 8), normal(3, 3, 2, 6)
+    keys, values, positions, inv_freq = (
+        normal(4, 2, 9, 2, 8),
+        normal(5, 2, 9, 2, 6),
+        ints(4, 5, 0),
+        np.array([0.5]),
+    )
+    windows, expected = Windows(ints(1, 0), ints(0, 2, 3)), [keys.copy(), values.copy()]
+    for row, slot in enumerate((1, 1, 0)):
+        expected[0][slot, positions[row]] = reference.rope(k, positions, inv_freq)[row]
+        expected[1][slot, positions[row]] = v[row]
+    rest = {"windows": windows, "positions": positions, "scale": 0.5, "inv_freq": inv_freq}
+    out = reference.attention(q, k, v, keys=keys, values=values, **rest)
+    assert np.array_equal(keys, expected[0])
+    assert np.array_equal(values, expected[1])
+    assert np.array_equal(out, reference.attention(q, None, None, keys=keys, values=values, **rest))
+
+
+def test_what_a_weight_does_not_cover_follows_unchanged() -> None:
+    x = normal(1, 3, 3, 20)
+    assert np.array_equal(reference.rms_norm(x, HEAD_NORM)[..., 15:], x[..., 15:])
+    assert np.array_equal(
+        reference.rms_norm(x, HEAD_NORM)[..., :15], reference.rms_norm(x[..., :15], HEAD_NORM)
+    )
+    assert np.array_equal(reference.head_linear(x, HEADS)[..., 5:], x[..., 16:])
+    assert np.array_equal(reference.head_linear(x, HEADS)[..., :5], reference.head_linear(x[..., :16], HEADS))
 
 
 def test_route_prefers_the_lower_expert_in_a_tie() -> None:
@@ -254,6 +322,11 @@ def test_noise_is_keyed_by_seed_position_and_token() -> None:
     assert not np.intersect1d(noise, reference.gumbel_noise(8, 3, 1000)).size
     largest = reference.gumbel_noise(2**64 - 1, 2**40, 5)
     assert np.isfinite(largest).all()
+
+
+def test_the_largest_noisy_score() -> None:
+    scores = normal(1, 50, dtype="float64")
+    assert reference.noisy_argmax(scores, 3, 4) == np.argmax(scores + reference.gumbel_noise(3, 4, 50))
 
 
 def test_noise_is_philox_and_gumbel() -> None:

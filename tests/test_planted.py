@@ -172,8 +172,8 @@ def padding_row_moves_a_parked_state(patch: Patch) -> None:
 def rows_of_two_slots_exchanged(patch: Patch) -> None:
     whole = KVCache.attention
 
-    def attention(self: KVCache, layer: int, q: Any, k: Any, v: Any, scale: float, batch: Any) -> Any:
-        return whole(self, layer, q, k[::-1], v, scale, batch)
+    def attention(self: KVCache, layer: int, q: Any, k: Any, v: Any, scale: float, f: Any, batch: Any) -> Any:
+        return whole(self, layer, q, k[::-1], v, scale, f, batch)
 
     patch.setattr(KVCache, "attention", attention)
 

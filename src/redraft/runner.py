@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import accumulate, chain, pairwise
 
 from redraft.config import EngineConfig
 from redraft.models import Model
@@ -29,13 +28,14 @@ class Runner:
         """
         batch = self.pool.begin(windows, extend=extend)
         tokens = int_array([token for window in windows for token in window.tokens])
-        ends = batch.starts[1:]
-        rows = [np.arange(end - w.num_logits, end) for w, end in zip(windows, ends, strict=True)]
-        logits = self.model.forward(tokens, self.pool.view(batch), np.concatenate(rows))
+        ends = batch.starts[1:].tolist()
+        spans = [range(end - w.num_logits, end) for w, end in zip(windows, ends, strict=True)]
+        logits = self.model.forward(tokens, self.pool.view(batch), int_array(list(chain(*spans))))
         self.pool.end(batch)
         for window, before in zip(windows, batch.num_before, strict=True):
             self._round[window.slot] = [*self._round.get(window.slot, [])[:before], *window.tokens]
-        return np.split(logits, np.cumsum([w.num_logits for w in windows])[:-1])
+        bounds = accumulate((w.num_logits for w in windows), initial=0)
+        return [logits[first:end] for first, end in pairwise(bounds)]
 
     def commit(self, slots: Sequence[int], num_consumed: Sequence[int]) -> None:
         """Make the first `num_consumed` tokens proposed on each slot its history.

@@ -7,13 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redraft.config import ComputeType
-from redraft.models import kimi_linear
-from redraft.models.kimi_linear import KimiLinearSpec
-from redraft.models.layers import GatedMLP, KimiDeltaAttention, LatentAttention, MixtureOfExperts, Norm
+from redraft.models.kimi_blocks import delta_block, feed_forward, latent_block
+from redraft.models.kimi_names import recipes_of_blocks
+from redraft.models.kimi_spec import KimiLinearSpec, gguf_fields, hf_fields
+from redraft.models.layers import GatedMLP, KimiDeltaAttention, LatentAttention, MixtureOfExperts
 from redraft.models.metadata import Metadata
 from redraft.models.spec import StateView
 from redraft.models.weights import Recipe, TensorSource, Weights, elementwise
-from redraft.ops import Activation, Array, IntArray, Ops
+from redraft.ops import Activation, Array, IntArray, Ops, RMSNorm
 
 GGUF_ARCHITECTURE = "kimi-k3"
 HF_MODEL_TYPES = ("kimi_k3",)
@@ -29,7 +30,7 @@ class KimiK3Spec(KimiLinearSpec):
 
 def spec_from_gguf(meta: Metadata) -> KimiK3Spec:
     """Read a GGUF file's description."""
-    fields = kimi_linear.gguf_fields(meta) | {"latent_dim": meta.integer("expert_latent_length", 0)}
+    fields = gguf_fields(meta) | {"latent_dim": meta.integer("expert_latent_length", 0)}
     activation = Activation(
         "situ", meta.number("activation.situ_beta"), meta.number("activation.situ_linear_beta", 0.0)
     )
@@ -42,9 +43,7 @@ def spec_from_hf(config: Metadata) -> KimiK3Spec:
     """Read a config.json; the text model's part where the file describes a larger one."""
     config = Metadata(config.get("text_config", config.values))
     config.require("hidden_act", "situ")
-    fields = kimi_linear.hf_fields(config) | {
-        "latent_dim": config.get("routed_expert_hidden_size", None) or 0
-    }
+    fields = hf_fields(config) | {"latent_dim": config.get("routed_expert_hidden_size", None) or 0}
     activation = Activation(
         "situ", config.number("activation_situ_beta"), config.number("activation_situ_linear_beta", 0.0)
     )
@@ -58,7 +57,7 @@ def spec_from_hf(config: Metadata) -> KimiK3Spec:
 
 def hf_recipes(spec: KimiK3Spec, names: set[str]) -> dict[str, Recipe]:
     """Canonical names; a score weight is the product of a norm's weight and a projection."""
-    recipes = kimi_linear.hf_recipes(spec, names)
+    recipes = recipes_of_blocks(spec, names)
     root = "language_model." if any(name.startswith("language_model.") for name in names) else ""
     pairs = {"output_res_score.weight": f"{root}model.output_attn_res"}
     for i in range(len(spec.layers)):
@@ -73,10 +72,10 @@ def hf_recipes(spec: KimiK3Spec, names: set[str]) -> dict[str, Recipe]:
 @dataclass(frozen=True)
 class _Layer:
     attention_mix: Array  # [D]
-    attention_norm: Norm
+    attention_norm: RMSNorm
     attention: KimiDeltaAttention | LatentAttention
     ffn_mix: Array  # [D]
-    ffn_norm: Norm
+    ffn_norm: RMSNorm
     ffn: GatedMLP | MixtureOfExperts
 
 
@@ -92,17 +91,17 @@ class KimiK3:
         self._layers = [
             _Layer(
                 w.array(f"blk.{i}.attn_res_score.weight", hidden),
-                Norm(ops, w.array(f"blk.{i}.attn_norm.weight", hidden), spec.eps),
-                (kimi_linear.delta_block if layer.recurrent else kimi_linear.latent_block)(spec, w, ops, i),
+                RMSNorm(w.array(f"blk.{i}.attn_norm.weight", hidden), spec.eps),
+                (delta_block if layer.recurrent else latent_block)(spec, w, ops, i),
                 w.array(f"blk.{i}.ffn_res_score.weight", hidden),
-                Norm(ops, w.array(f"blk.{i}.ffn_norm.weight", hidden), spec.eps),
-                kimi_linear.feed_forward(spec, w, ops, i),
+                RMSNorm(w.array(f"blk.{i}.ffn_norm.weight", hidden), spec.eps),
+                feed_forward(spec, w, ops, i),
             )
             for i, layer in enumerate(spec.layers)
         ]
         self._output_mix = w.array("output_res_score.weight", hidden)
-        self._norm = Norm(ops, w.array("output_norm.weight", hidden), spec.eps)
-        self._output = kimi_linear.output_matrix(spec, w, ops, self._embedding)
+        self._norm = RMSNorm(w.array("output_norm.weight", hidden), spec.eps)
+        self._output = w.output(spec.vocab_size, hidden, self._embedding)
         w.finish()
         self.weight_bytes = w.num_bytes
 
@@ -111,20 +110,21 @@ class KimiK3:
         stream = self._ops.embed(self._embedding, tokens)  # [B, D], the sum since the last banking
         bank: list[Array] = []
         for i, layer in enumerate(self._layers):
-            x = self._mix(bank, stream, layer.attention_mix)
-            attended = layer.attention(layer.attention_norm(x), view)
+            x = self._mix(bank, stream, layer.attention_mix, layer.attention_norm)
             if i % self.spec.block_size == 0:
                 bank.append(stream)
-                stream = attended
+                stream = layer.attention(x, view)
             else:
-                stream = stream + attended
-            x = self._mix(bank, stream, layer.ffn_mix)
-            stream = stream + layer.ffn(layer.ffn_norm(x))
+                stream = layer.attention(x, view, residual=stream)
+            x = self._mix(bank, stream, layer.ffn_mix, layer.ffn_norm)
+            stream = layer.ffn(x, residual=stream)
         bank, stream = [banked[rows] for banked in bank], stream[rows]
-        return self._output(self._norm(self._mix(bank, stream, self._output_mix)))
+        return self._output(self._mix(bank, stream, self._output_mix, self._norm))
 
-    def _mix(self, bank: list[Array], stream: Array, score_weight: Array) -> Array:
-        return self._ops.mix_streams([*bank, stream], score_weight, self.spec.eps) if bank else stream
+    def _mix(self, bank: list[Array], stream: Array, score_weight: Array, norm: RMSNorm) -> Array:
+        if not bank:
+            return self._ops.rms_norm(stream, norm)
+        return self._ops.mix_streams([*bank, stream], score_weight, self.spec.eps, norm)
 
 
 def build(spec: KimiK3Spec, source: TensorSource, ops: Ops, compute: ComputeType) -> KimiK3:

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from redraft.models.spec import StateView
-from redraft.ops import Activation, Array, Matrix, Ops
+from redraft.ops import (
+    Activation,
+    Array,
+    AttentionWeights,
+    KDAConstants,
+    LatentWeights,
+    Matrix,
+    MixtureWeights,
+    MLPWeights,
+    Ops,
+    RMSNorm,
+)
 
 
 @dataclass(frozen=True)
@@ -21,62 +32,55 @@ class Linear:
     bias: Array | None = None
     scale: Array | None = None
 
-    def __call__(self, x: Array) -> Array:
-        """x [B, K] → [B, N]."""
+    def __call__(self, x: Array, *, norm: RMSNorm | None = None, residual: Array | None = None) -> Array:
+        """x [B, K], normalised first where asked → residual + y [B, N]."""
         if self.scale is None:
-            return self.ops.linear(x, self.weight, self.bias)
-        y = self.ops.linear(x, self.weight) * self.scale
-        return y if self.bias is None else y + self.bias
+            return self.ops.linear(x, self.weight, self.bias, norm=norm, residual=residual)
+        y = self.ops.linear(x, self.weight, norm=norm) * self.scale
+        if self.bias is not None:
+            y = y + self.bias
+        return y if residual is None else residual + y
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Several matrices over the same input, as one product where the file has them in one encoding."""
+    """Matrices over the same input, neighbours as one product where the file has them in one encoding."""
 
-    parts: tuple[Linear, ...]  # one of all rows, or one each
-    sizes: tuple[int, ...]
+    parts: tuple[Linear, ...]  # each of one or more of the matrices
+    outputs: tuple[slice, ...]  # of the columns of all together
 
-    def together(self, x: Array) -> Array:
-        """x [B, K] → [B, Σ N]."""
+    def together(self, x: Array, norm: RMSNorm | None = None) -> Array:
+        """x [B, K], normalised first where asked → [B, Σ N]."""
         if len(self.parts) == 1:
-            return self.parts[0](x)
+            return self.parts[0](x, norm=norm)
+        if norm is not None:
+            x = self.parts[0].ops.rms_norm(x, norm)
         return np.concatenate([part(x) for part in self.parts], axis=-1)
 
-    def __call__(self, x: Array) -> list[Array]:
-        """x [B, K] → [B, N] of each."""
-        if len(self.parts) > 1:
-            return [part(x) for part in self.parts]
-        ends = np.cumsum(self.sizes).tolist()
-        y = self.parts[0](x)
-        return [y[:, end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+    def __call__(self, x: Array, norm: RMSNorm | None = None) -> list[Array]:
+        """x [B, K] → [B, N] of each output."""
+        y = self.together(x, norm)
+        return [y[:, columns] for columns in self.outputs]
 
 
-@dataclass(frozen=True)
-class Norm:
-    """RMS norm with a weight."""
-
-    ops: Ops
-    weight: Array
-    eps: float
-
-    def __call__(self, x: Array) -> Array:
-        """Normalise the last axis."""
-        return self.ops.rms_norm(x, self.weight, self.eps)
-
-
-@dataclass(frozen=True)
 class GatedMLP:
     """W_down · gated(W_gate x, W_up x)."""
 
-    ops: Ops
-    gate_up: Parallel
-    down: Linear
-    activation: Activation
+    def __init__(self, ops: Ops, gate_up: Parallel, down: Linear, activation: Activation) -> None:
+        self._ops = ops
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
+        first = gate_up.parts[0]
+        plain = len(gate_up.parts) == 1 and first.scale is None and down.scale is None
+        self.whole = MLPWeights(first.weight, first.bias, down.weight, down.bias) if plain else None
 
-    def __call__(self, x: Array) -> Array:
-        """x [B, D] → [B, D]."""
-        gate, up = self.gate_up(x)
-        return self.down(self.ops.gated(gate, up, self.activation))
+    def __call__(self, x: Array, *, norm: RMSNorm | None = None, residual: Array | None = None) -> Array:
+        """x [B, D] → [B, D]; norm and residual as in `Linear`."""
+        if self.whole is not None:
+            return self._ops.mlp(x, self.whole, self._activation, norm=norm, residual=residual)
+        gate, up = self._gate_up(x, norm)
+        return self._down(self._ops.gated(gate, up, self._activation), residual=residual)
 
 
 @dataclass(frozen=True)
@@ -85,75 +89,117 @@ class Latent:
 
     down: Linear
     up: Linear
-    norm: Norm
+    norm: RMSNorm
+
+    def weights(self) -> LatentWeights:
+        """As ops take them; without scales."""
+        return LatentWeights(self.down.weight, self.down.bias, self.norm, self.up.weight, self.up.bias)
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How experts are chosen: the largest sigmoid scores after `bias`; see `Ops.route`."""
+
+    router: Linear
+    bias: Array | None
+    top_k: int
+    scale: float
+    normalise: bool
+
+
 class MixtureOfExperts:
     """Sigmoid-routed experts plus shared ones that are always on; with `latent`, the routed ones see a
     projection.
     """
 
-    ops: Ops
-    router: Linear
-    router_bias: Array | None
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    shared: GatedMLP | None
-    latent: Latent | None
-    activation: Activation
-    top_k: int
-    scale: float
-    normalise: bool
-
-    def __call__(self, x: Array) -> Array:
-        """x [B, D] → [B, D]."""
-        ids, weights = self.ops.route(
-            self.router(x), self.router_bias, top_k=self.top_k, scale=self.scale, normalise=self.normalise
+    def __init__(
+        self,
+        ops: Ops,
+        *,
+        routing: Routing,
+        experts: tuple[Matrix, Matrix, Matrix],
+        shared: GatedMLP | None,
+        latent: Latent | None,
+        activation: Activation,
+    ) -> None:
+        self._ops = ops
+        self._routing = routing
+        self._experts = experts
+        self._shared = shared
+        self._latent = latent
+        self._activation = activation
+        linears = [routing.router, *([latent.down, latent.up] if latent else [])]
+        plain = all(linear.scale is None for linear in linears) and (
+            shared is None or shared.whole is not None
         )
-        inner = x if self.latent is None else self.latent.down(x)
-        y = self.ops.experts(
-            inner, ids, weights, gate=self.gate, up=self.up, down=self.down, activation=self.activation
-        )
-        if self.latent is not None:
-            y = self.latent.up(self.latent.norm(y))
-        return y if self.shared is None else y + self.shared(x)
+        self._whole = self._weights() if plain else None
+
+    def _weights(self) -> MixtureWeights:
+        routing, shared = self._routing, self._shared
+        return MixtureWeights(
+            routing.router.weight, routing.router.bias,
+            routing.bias, routing.top_k, routing.scale, routing.normalise,
+            *self._experts,
+            None if self._latent is None else self._latent.weights(),
+            None if shared is None else shared.whole,
+        )  # fmt: skip
+
+    def __call__(self, x: Array, *, norm: RMSNorm | None = None, residual: Array | None = None) -> Array:
+        """x [B, D] → [B, D]; norm and residual as in `Linear`."""
+        if self._whole is not None:
+            return self._ops.mixture(x, self._whole, self._activation, norm=norm, residual=residual)
+        if norm is not None:
+            x = self._ops.rms_norm(x, norm)
+        routing, latent, (gate, up, down) = self._routing, self._latent, self._experts
+        ids, weights = self._ops.route(
+            routing.router(x), routing.bias,
+            top_k=routing.top_k, scale=routing.scale, normalise=routing.normalise,
+        )  # fmt: skip
+        inner = x if latent is None else latent.down(x)
+        y = self._ops.experts(inner, ids, weights, gate=gate, up=up, down=down, activation=self._activation)
+        if latent is not None:
+            y = latent.up(y, norm=latent.norm, residual=residual)
+        elif residual is not None:
+            y = residual + y
+        return y if self._shared is None else self._shared(x, residual=y)
 
 
-@dataclass(frozen=True)
 class GroupedQueryAttention:
     """Softmax attention with rotary positions; each key head serves several query heads."""
 
-    ops: Ops
-    layer: int
-    qkv: Parallel
-    out: Linear
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    inv_freq: Array
+    def __init__(
+        self,
+        layer: int,
+        *,
+        qkv: Parallel,
+        out: Linear,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        inv_freq: Array,
+    ) -> None:
+        self._layer = layer
+        self._qkv = qkv
+        self._out = out
+        self._heads = num_heads, num_kv_heads, head_dim
+        self._inv_freq = inv_freq
+        self._scale = head_dim**-0.5
+        first = qkv.parts[0]
+        plain = len(qkv.parts) == 1 and first.scale is None and out.scale is None
+        weights = first.weight, first.bias, out.weight, out.bias
+        self._whole = AttentionWeights(*weights, num_heads, self._scale, inv_freq) if plain else None
 
-    def __call__(self, x: Array, view: StateView) -> Array:
-        """x [B, D] → [B, D]."""
-        heads = self.qkv.together(x).reshape(len(x), -1, self.head_dim)  # [B, H + 2G, head_dim]
-        num_rotated = self.num_heads + self.num_kv_heads
-        rotated = self.ops.rope(heads[:, :num_rotated], view.positions, self.inv_freq)
-        q, k, v = rotated[:, : self.num_heads], rotated[:, self.num_heads :], heads[:, num_rotated:]
-        o = view.attention(self.layer, q, k, v, self.head_dim**-0.5)  # [B, H, head_dim]
-        return self.out(o.reshape(len(x), -1))
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """A projection through a bottleneck."""
-
-    a: Linear
-    b: Linear
-
-    def __call__(self, x: Array) -> Array:
-        """x [B, K] → [B, N]."""
-        return self.b(self.a(x))
+    def __call__(
+        self, x: Array, view: StateView, *, norm: RMSNorm | None = None, residual: Array | None = None
+    ) -> Array:
+        """x [B, D] → [B, D]; norm and residual as in `Linear`."""
+        if self._whole is not None:
+            return view.attention_block(self._layer, x, self._whole, norm, residual)
+        num_heads, num_kv_heads, head_dim = self._heads
+        heads = self._qkv.together(x, norm).reshape(len(x), -1, head_dim)  # [B, H + 2G, head_dim]
+        q, k, v = np.split(heads, [num_heads, num_heads + num_kv_heads], axis=1)
+        o = view.attention(self._layer, q, k, v, self._scale, self._inv_freq)  # [B, H, head_dim]
+        return self._out(o.reshape(len(x), -1), residual=residual)
 
 
 @dataclass(frozen=True)
@@ -164,39 +210,31 @@ class LatentAttention:
 
     ops: Ops
     layer: int
-    q: Linear | None  # either this
-    q_down: Linear | None  # or these three
-    q_norm: Norm | None
-    q_up: Linear | None
-    kv_down: Linear
-    kv_norm: Norm
+    inputs: Parallel  # query (or its bottleneck), cached row and, with `is_gated`, gate
+    q_up: Linear | None  # with q_norm: from the bottleneck to the query
+    q_norm: RMSNorm | None
+    kv_norm: RMSNorm
     k_up: Array  # [H, kv_lora_rank, qk_nope]
     v_up: Array  # [H, v_dim, kv_lora_rank]
-    gate: Linear | None
+    is_gated: bool
     out: Linear
-    num_heads: int
-    nope_dim: int
     scale: float
 
-    def __call__(self, x: Array, view: StateView) -> Array:
-        """x [B, D] → [B, D]."""
-        rank = self.k_up.shape[1]
-        q = self._query(x).reshape(len(x), self.num_heads, -1)
-        q_nope, q_rest = q[..., : self.nope_dim], q[..., self.nope_dim :]
-        row = self.kv_down(x)
-        row = np.concatenate([self.kv_norm(row[:, :rank]), row[:, rank:]], axis=-1)  # [B, rank + rope]
-        absorbed = np.concatenate([self.ops.head_linear(q_nope, self.k_up), q_rest], axis=-1)
+    def __call__(
+        self, x: Array, view: StateView, *, norm: RMSNorm | None = None, residual: Array | None = None
+    ) -> Array:
+        """x [B, D] → [B, D]; norm and residual as in `Linear`."""
+        q, row, *gate = self.inputs(x, norm)
+        if self.q_up is not None:
+            q = self.q_up(q, norm=self.q_norm)
+        row = self.ops.rms_norm(row, self.kv_norm)  # [B, rank + rope]
+        absorbed = self.ops.head_linear(
+            q.reshape(len(x), len(self.k_up), -1), self.k_up
+        )  # [B, H, rank + rope]
         o = view.attention(self.layer, absorbed, row[:, None, :], None, self.scale)  # [B, H, rank]
-        y = self.ops.head_linear(o, self.v_up).reshape(len(x), -1)
-        return self.out(y if self.gate is None else y * self.ops.sigmoid(self.gate(x)))
-
-    def _query(self, x: Array) -> Array:
-        if self.q is not None:
-            return self.q(x)
-        assert self.q_down is not None, "a query has either one matrix or two"
-        assert self.q_norm is not None
-        assert self.q_up is not None
-        return self.q_up(self.q_norm(self.q_down(x)))
+        y = self.ops.head_linear(o, self.v_up)  # [B, H, v_dim]
+        y = self.ops.sigmoid_gate(y, gate[0]) if self.is_gated else y.reshape(len(x), -1)
+        return self.out(y, residual=residual)
 
 
 @dataclass(frozen=True)
@@ -205,28 +243,21 @@ class KimiDeltaAttention:
 
     ops: Ops
     layer: int
-    qkv: Parallel
-    conv: Array  # [3·H·D, W]
-    decay: LowRank
-    dt_bias: Array  # [H·D]
-    neg_exp_a: Array  # [H]
-    lower_bound: float | None
-    beta: Linear
-    gate: Linear | LowRank
-    norm: Norm
+    inputs: Parallel  # qkv, the decay's bottleneck, beta, and the gate or its bottleneck
+    conv: Array  # [W, 3·H·D]
+    decay_up: Linear  # its bias is the decay's
+    gate_up: Linear | None
+    constants: KDAConstants
+    norm: RMSNorm
     out: Linear
-    head_dim: int
-    l2_eps: float
 
-    def __call__(self, x: Array, view: StateView) -> Array:
-        """x [B, D] → [B, D]."""
-        heads = (len(x), -1, self.head_dim)
-        qkv = view.short_conv(self.layer, self.qkv.together(x), self.conv)
-        q, k, v = (part.reshape(heads) for part in np.split(qkv, 3, axis=-1))  # [B, H, D] each
-        q = self.ops.l2_norm(q, self.l2_eps) * self.head_dim**-0.5
-        k = self.ops.l2_norm(k, self.l2_eps)
-        f = (self.decay(x) + self.dt_bias).reshape(heads)
-        decay = self.ops.kda_decay(f, self.neg_exp_a, self.lower_bound)
-        o = view.delta_rule(self.layer, q, k, v, decay, self.ops.sigmoid(self.beta(x)))  # [B, H, D]
-        gate = self.ops.sigmoid(self.gate(x))
-        return self.out(self.norm(o).reshape(len(x), -1) * gate)
+    def __call__(
+        self, x: Array, view: StateView, *, norm: RMSNorm | None = None, residual: Array | None = None
+    ) -> Array:
+        """x [B, D] → [B, D]; norm and residual as in `Linear`."""
+        qkv, f, beta, gate = self.inputs(x, norm)
+        qkv = view.short_conv(self.layer, qkv, self.conv)
+        o = view.delta_rule(self.layer, self.ops.kda_inputs(qkv, self.decay_up(f), beta, self.constants))
+        if self.gate_up is not None:
+            gate = self.gate_up(gate)
+        return self.out(self.ops.sigmoid_gate(o, gate, self.norm), residual=residual)

@@ -10,12 +10,11 @@ import numpy as np
 
 from redraft.config import ComputeType
 from redraft.errors import ModelFileError
-from redraft.models.kimi_linear import output_matrix
-from redraft.models.layers import GatedMLP, GroupedQueryAttention, Norm
+from redraft.models.layers import GatedMLP, GroupedQueryAttention
 from redraft.models.metadata import Metadata
 from redraft.models.spec import AttentionSpec, LayerSpec, ModelSpec, StateView
 from redraft.models.weights import Recipe, TensorSource, Weights
-from redraft.ops import SWIGLU, Array, IntArray, Ops
+from redraft.ops import SWIGLU, Array, IntArray, Ops, RMSNorm
 
 GGUF_ARCHITECTURE = "llama"
 HF_MODEL_TYPES = ("llama",)
@@ -140,9 +139,9 @@ def hf_recipes(spec: LlamaSpec, names: set[str]) -> dict[str, Recipe]:  # noqa: 
 
 @dataclass(frozen=True)
 class _Layer:
-    attention_norm: Norm
+    attention_norm: RMSNorm
     attention: GroupedQueryAttention
-    ffn_norm: Norm
+    ffn_norm: RMSNorm
     ffn: GatedMLP
 
 
@@ -156,8 +155,8 @@ class Llama:
         self._embedding = w.matrix("token_embd.weight", spec.vocab_size, spec.hidden_size)
         inv_freq = self._inverse_frequencies(w)
         self._layers = [self._layer(w, i, inv_freq) for i in range(len(spec.layers))]
-        self._norm = Norm(ops, w.array("output_norm.weight", spec.hidden_size), spec.eps)
-        self._output = output_matrix(spec, w, ops, self._embedding)
+        self._norm = RMSNorm(w.array("output_norm.weight", spec.hidden_size), spec.eps)
+        self._output = w.output(spec.vocab_size, spec.hidden_size, self._embedding)
         w.finish()
         self.weight_bytes = w.num_bytes
 
@@ -173,9 +172,8 @@ class Llama:
         spec, ops, name = self.spec, self._ops, f"blk.{i}"
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         return _Layer(
-            Norm(ops, w.array(f"{name}.attn_norm.weight", spec.hidden_size), spec.eps),
+            RMSNorm(w.array(f"{name}.attn_norm.weight", spec.hidden_size), spec.eps),
             GroupedQueryAttention(
-                ops,
                 i,
                 qkv=w.parallel(
                     [f"{name}.attn_{part}" for part in "qkv"],
@@ -189,7 +187,7 @@ class Llama:
                 head_dim=spec.head_dim,
                 inv_freq=inv_freq,
             ),
-            Norm(ops, w.array(f"{name}.ffn_norm.weight", spec.hidden_size), spec.eps),
+            RMSNorm(w.array(f"{name}.ffn_norm.weight", spec.hidden_size), spec.eps),
             GatedMLP(
                 ops,
                 gate_up=w.parallel(
@@ -216,9 +214,9 @@ class Llama:
         """Run tokens [B] → logits [len(rows), vocab] of the chosen rows."""
         x = self._ops.embed(self._embedding, tokens)  # [B, D]
         for layer in self._layers:
-            x = x + layer.attention(layer.attention_norm(x), view)
-            x = x + layer.ffn(layer.ffn_norm(x))
-        return self._output(self._norm(x[rows]))
+            x = layer.attention(x, view, norm=layer.attention_norm, residual=x)
+            x = layer.ffn(x, norm=layer.ffn_norm, residual=x)
+        return self._output(x[rows], norm=self._norm)
 
 
 def build(spec: LlamaSpec, source: TensorSource, ops: Ops, compute: ComputeType) -> Llama:

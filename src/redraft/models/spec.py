@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from redraft.ops import Array, IntArray
+from redraft.ops import Array, AttentionWeights, DeltaInputs, IntArray, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,25 @@ class ModelSpec:
 class StateView(Protocol):
     """A model's access to the state of one forward pass: rows go in, rows come out, committed state stays as
     it is.
-
-    `positions` [B] holds the place of each row in its sequence.
     """
 
-    @property
-    def positions(self) -> IntArray:
-        """Position of each row in its own sequence. [B]"""
+    def short_conv(self, layer: int, x: Array, taps: Array) -> Array:
+        """Causal conv over each row's window and history, then SiLU: x [B, C], taps [W, C] → [B, C]."""
 
-    def short_conv(self, layer: int, x: Array, weight: Array) -> Array:
-        """Causal conv over each row's window and history, then SiLU: x [B, C], weight [C, W] → [B, C]."""
+    def delta_rule(self, layer: int, inputs: DeltaInputs) -> Array:
+        """The delta rule → [B, HV, V]."""
 
-    def delta_rule(self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
-        """The delta rule: q, k [B, H, K], v [B, HV, V], decay [B, HV, Kd], beta [B, HV] → [B, HV, V]."""
+    def attention(
+        self, layer: int, q: Array, k: Array, v: Array | None, scale: float, inv_freq: Array | None = None
+    ) -> Array:
+        """Causal attention: q [B, H, K], k [B, G, K], v [B, G, V], or None for latent rows → [B, H, V]. With
+        `inv_freq`, q and k are rotated by their positions first.
+        """
 
-    def attention(self, layer: int, q: Array, k: Array, v: Array | None, scale: float) -> Array:
-        """Causal attention: q [B, H, K], k [B, G, K], v [B, G, V], or None for latent rows → [B, H, V]."""
+    def attention_block(
+        self, layer: int, x: Array, weights: AttentionWeights, norm: RMSNorm | None, residual: Array | None
+    ) -> Array:
+        """Grouped-query attention between its two products: x [B, D] → [B, D], as `Ops.attention_block`."""
 
 
 class Model(Protocol):

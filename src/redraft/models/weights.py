@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -165,28 +167,48 @@ class Weights:
         sizes: Sequence[int],
         num_inputs: int,
         *,
+        outputs: Sequence[int] | None = None,
         row_orders: Sequence[Array | None] | None = None,
         scaled_bias: bool = False,
     ) -> Parallel:
-        """Matrices over one input: stacked to one where their encodings agree and none has a scale.
+        """Matrices over one input, neighbours stacked to one where their encodings agree and none has a
+        scale.
 
-        Each output is computed by itself, so stacking changes no bit.
+        Each output is computed by itself, so stacking changes no bit. `outputs`: the widths in which the
+        result is wanted, where these are not the matrices' own.
         """
         orders = row_orders or [None] * len(names)
         parts = [
             self._parts(name, size, num_inputs, order, scaled_bias=scaled_bias)
             for name, size, order in zip(names, sizes, orders, strict=True)
         ]
+        kinds = [
+            (raw.encoding, bias is None, i if scale is not None else -1)
+            for i, (raw, bias, scale) in enumerate(parts)
+        ]
+        linears = [
+            self._stacked([part for _, part in group])
+            for _, group in groupby(zip(kinds, parts, strict=True), key=itemgetter(0))
+        ]
+        ends = np.cumsum(outputs or sizes).tolist()
+        return Parallel(tuple(linears), tuple(slice(*span) for span in pairwise([0, *ends])))
+
+    def _stacked(self, parts: Sequence[tuple[RawTensor, Array | None, Array | None]]) -> Linear:
+        """One product of the rows of all parts, which are alike; of several, none has a scale."""
         raws = [raw for raw, _, _ in parts]
         biases = [bias for _, bias, _ in parts if bias is not None]
-        alike = len({raw.encoding for raw in raws}) == 1 and len(biases) in (0, len(parts))
-        if not alike or any(scale is not None for _, _, scale in parts):
-            linears = [Linear(self._ops, self._pack(raw), bias, scale) for raw, bias, scale in parts]
-            return Parallel(tuple(linears), tuple(sizes))
+        if len(raws) == 1:
+            return Linear(self._ops, self._pack(raws[0]), *parts[0][1:])
         rows = np.concatenate([raw.data.reshape(len(raw.data), -1) for raw in raws])
-        stack = RawTensor(raws[0].name, (sum(sizes), num_inputs), raws[0].encoding, rows)
-        bias = np.concatenate(biases) if biases else None
-        return Parallel((Linear(self._ops, self._pack(stack), bias),), tuple(sizes))
+        shape = (sum(raw.shape[0] for raw in raws), raws[0].shape[1])
+        stack = self._pack(RawTensor(raws[0].name, shape, raws[0].encoding, rows))
+        return Linear(self._ops, stack, np.concatenate(biases) if biases else None)
+
+    def output(self, vocab_size: int, hidden_size: int, embedding: Matrix) -> Linear:
+        """The output matrix, or the embedding again where the file has none."""
+        if self.has("output.weight"):
+            return self.linear("output", vocab_size, hidden_size)
+        return Linear(self._ops, embedding)
 
     def finish(self) -> None:
         """Raise if the file has tensors that the model did not use."""

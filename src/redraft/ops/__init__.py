@@ -39,6 +39,80 @@ class Activation(NamedTuple):
 SWIGLU = Activation("swiglu")
 
 
+class RMSNorm(NamedTuple):
+    """A root-mean-square norm."""
+
+    weight: Array  # [D]
+    eps: float
+
+
+class MLPWeights(NamedTuple):
+    """W_down · gated(W_gate x, W_up x), the gate's and the up projection's rows in one matrix."""
+
+    gate_up: Matrix  # [2F, D]
+    gate_up_bias: Array | None  # [2F]
+    down: Matrix  # [D, F]
+    down_bias: Array | None  # [D]
+
+
+class LatentWeights(NamedTuple):
+    """The smaller space that a latent mixture's experts live in."""
+
+    down: Matrix  # [L, D]
+    down_bias: Array | None
+    norm: RMSNorm
+    up: Matrix  # [D, L]
+    up_bias: Array | None
+
+
+class MixtureWeights(NamedTuple):
+    """Routed experts, and shared ones that are always on."""
+
+    router: Matrix  # [E, D]
+    router_bias: Array | None  # [E]
+    score_bias: Array | None  # [E] chooses, but does not weigh
+    top_k: int
+    scale: float
+    normalise: bool
+    gate: Matrix  # [E, F, D], or L for D with a latent space
+    up: Matrix
+    down: Matrix  # [E, D, F]
+    latent: LatentWeights | None
+    shared: MLPWeights | None
+
+
+class AttentionWeights(NamedTuple):
+    """Grouped-query attention between two products; the rows of queries, keys and values in one matrix."""
+
+    qkv: Matrix  # [(H + 2G)·K, D]
+    qkv_bias: Array | None  # [(H + 2G)·K]
+    out: Matrix  # [D, H·K]
+    out_bias: Array | None  # [D]
+    num_heads: int
+    scale: float
+    inv_freq: Array | None
+
+
+class DeltaInputs(NamedTuple):
+    """What the delta rule takes for each row."""
+
+    q: Array  # [B, H, K]
+    k: Array  # [B, H, K]
+    v: Array  # [B, HV, V]
+    decay: Array  # [B, HV, Kd]
+    beta: Array  # [B, HV]
+
+
+class KDAConstants(NamedTuple):
+    """Kimi Delta Attention's numbers: −exp(A_log), the decay's lower bound in log space, the L2 norm's
+    epsilon.
+    """
+
+    neg_exp_a: Array  # [H]
+    lower_bound: float | None
+    l2_eps: float
+
+
 class Windows(NamedTuple):
     """Which rows belong to which slot: window n has rows `starts[n]:starts[n + 1]` on `slots[n]`."""
 
@@ -69,32 +143,59 @@ class Ops(Protocol):
     def embed(self, table: Matrix, tokens: IntArray) -> Array:
         """Rows of an embedding table."""
 
-    def linear(self, x: Array, w: Matrix, bias: Array | None = None) -> Array:
-        """Matrix product with a weight matrix."""
+    def linear(
+        self,
+        x: Array,
+        w: Matrix,
+        bias: Array | None = None,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """Matrix product with a weight matrix, of normalised rows where asked, added to a residual stream."""
+
+    def mlp(
+        self,
+        x: Array,
+        weights: MLPWeights,
+        activation: Activation,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """A gated MLP, norm and residual stream as in `linear`."""
 
     def head_linear(self, x: Array, w: Array) -> Array:
         """One small matrix per head."""
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+    def rms_norm(self, x: Array, norm: RMSNorm) -> Array:
         """Root-mean-square norm over the last axis."""
-
-    def l2_norm(self, x: Array, eps: float) -> Array:
-        """Scale the last axis to length one."""
-
-    def sigmoid(self, x: Array) -> Array:
-        """Logistic function."""
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         """Gated activation of an MLP."""
 
-    def kda_decay(self, f: Array, neg_exp_a: Array, lower_bound: float | None) -> Array:
-        """Decay factors of Kimi Delta Attention."""
+    def sigmoid_gate(self, x: Array, gate: Array, norm: RMSNorm | None = None) -> Array:
+        """Heads, normalised where asked, times a logistic gate."""
 
-    def rope(self, x: Array, positions: IntArray, inv_freq: Array) -> Array:
-        """Rotary embedding."""
+    def kda_inputs(self, qkv: Array, f: Array, beta: Array, constants: KDAConstants) -> DeltaInputs:
+        """From projections to what the delta rule of Kimi Delta Attention takes."""
 
-    def short_conv(self, x: Array, weight: Array, history: Array, starts: IntArray) -> Array:
+    def short_conv(self, x: Array, taps: Array, history: Array, starts: IntArray) -> Array:
         """Causal depthwise convolution over each window and what came before it, then SiLU."""
+
+    def short_conv_ring(
+        self,
+        x: Array,
+        taps: Array,
+        *,
+        windows: Windows,
+        ring: Array,
+        tail: Array | None,
+        cursor: IntArray,
+        num_before: IntArray,
+        advance: NDArray[np.bool_],
+    ) -> Array:
+        """The same over a ring of columns a slot, which takes the window's own."""
 
     def delta_scan(
         self,
@@ -133,14 +234,33 @@ class Ops(Protocol):
     def attention(
         self,
         q: Array,
+        k: Array | None,
+        v: Array | None,
+        *,
         keys: Array,
         values: Array,
-        *,
         windows: Windows,
         positions: IntArray,
         scale: float,
+        inv_freq: Array | None = None,
     ) -> Array:
-        """Causal softmax attention of each row over its slot's positions up to its own."""
+        """Store each row's key and value, then causal softmax attention over its slot's positions up to its
+        own.
+        """
+
+    def attention_block(
+        self,
+        x: Array,
+        weights: AttentionWeights,
+        *,
+        keys: Array,
+        values: Array,
+        windows: Windows,
+        positions: IntArray,
+        norm: RMSNorm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """`attention` between its two products, norm and residual stream as in `linear`."""
 
     def route(
         self, logits: Array, bias: Array | None, *, top_k: int, scale: float, normalise: bool
@@ -160,11 +280,22 @@ class Ops(Protocol):
     ) -> Array:
         """Weighted sum of the chosen experts' MLPs, in rank order."""
 
-    def mix_streams(self, streams: list[Array], score_weight: Array, eps: float) -> Array:
-        """Softmax mixture of residual streams (attention residuals)."""
+    def mixture(
+        self,
+        x: Array,
+        weights: MixtureWeights,
+        activation: Activation,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """A whole mixture of experts, norm and residual stream as in `linear`."""
 
-    def gumbel_noise(self, seed: int, position: int, size: int) -> Array:
-        """Standard Gumbel noise, a pure function of (seed, position, index)."""
+    def mix_streams(self, streams: list[Array], score_weight: Array, eps: float, norm: RMSNorm) -> Array:
+        """Softmax mixture of residual streams (attention residuals), normalised."""
+
+    def noisy_argmax(self, scores: Array, seed: int, position: int) -> int:
+        """The largest score after standard Gumbel noise, a pure function of (seed, position, index)."""
 
 
 def choose(name: str | None = None, *, threads: int | None = None) -> Ops:
@@ -203,9 +334,16 @@ __all__ = [
     "SWIGLU",
     "Activation",
     "Array",
+    "AttentionWeights",
+    "DeltaInputs",
     "IntArray",
+    "KDAConstants",
+    "LatentWeights",
+    "MLPWeights",
     "Matrix",
+    "MixtureWeights",
     "Ops",
+    "RMSNorm",
     "RawTensor",
     "Records",
     "Windows",

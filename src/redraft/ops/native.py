@@ -16,11 +16,22 @@ from numpy.typing import NDArray
 from redraft import _native  # type: ignore[attr-defined]
 from redraft.config import ComputeType
 from redraft.errors import ConfigError
-from redraft.ops import Activation, Array, IntArray, Matrix, Records, Windows, reference
+from redraft.ops import (
+    Activation,
+    Array,
+    AttentionWeights,
+    DeltaInputs,
+    IntArray,
+    KDAConstants,
+    Matrix,
+    MixtureWeights,
+    MLPWeights,
+    Records,
+    RMSNorm,
+    Windows,
+    reference,
+)
 from redraft.ops.raw import RawTensor, plain
-
-route = reference.route
-gumbel_noise = reference.gumbel_noise
 
 
 def set_up(threads: int | None = None) -> None:
@@ -84,21 +95,12 @@ def matrix_bytes(matrix: Matrix) -> int:
     return int(matrix.nbytes if isinstance(matrix, np.ndarray) else matrix.num_bytes)
 
 
+_NO_NORM: tuple[Array | None, float] = (None, 0.0)
 _rotation: tuple[IntArray, Array, Array, Array] | None = None
 
 
 def _c(x: Array) -> Array:
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
-
-
-def _dense_rows(x: Array) -> Array:
-    """The array, if only its rows lie apart; else a copy."""
-    dense = x.itemsize
-    for size, stride in zip(x.shape[:0:-1], x.strides[:0:-1], strict=True):
-        if stride != dense and size != 1:
-            return np.ascontiguousarray(x)
-        dense *= size
-    return x
 
 
 def embed(table: Matrix, tokens: IntArray) -> Array:
@@ -110,13 +112,40 @@ def embed(table: Matrix, tokens: IntArray) -> Array:
     return out
 
 
-def linear(x: Array, w: Matrix, bias: Array | None = None) -> Array:
+def linear(
+    x: Array,
+    w: Matrix,
+    bias: Array | None = None,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
     """See `reference.linear`."""
     if isinstance(w, np.ndarray):
-        return reference.linear(x, w, bias)
+        return reference.linear(x, w, bias, norm=norm, residual=residual)
     out = np.empty((len(x), w.rows), np.float32)
     if len(x):
-        _native.linear(w, _c(x), bias, out)
+        weight, eps = norm or _NO_NORM
+        _native.linear(w, x, bias, weight, eps, residual, out)
+    return out
+
+
+def mlp(
+    x: Array,
+    weights: MLPWeights,
+    activation: Activation,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """See `reference.mlp`."""
+    if isinstance(weights.down, np.ndarray):
+        return reference.mlp(x, weights, activation, norm=norm, residual=residual)
+    out = np.empty((len(x), weights.down.rows), np.float32)
+    if len(x):
+        kind, beta, linear_beta = activation
+        weight, eps = norm or _NO_NORM
+        _native.mlp(x, *weights, kind == "situ", beta, linear_beta, weight, eps, residual, out)
     return out
 
 
@@ -124,35 +153,18 @@ def head_linear(x: Array, w: Array) -> Array:
     """See `reference.head_linear`."""
     if x.dtype != np.float32:
         return reference.head_linear(x, w)
-    out = np.empty((len(x), w.shape[0], w.shape[1]), np.float32)
+    _, outputs, inputs = w.shape
+    out = np.empty((*x.shape[:2], outputs + x.shape[2] - inputs), np.float32)
     _native.head_linear(_c(x), w, out)
     return out
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+def rms_norm(x: Array, norm: RMSNorm) -> Array:
     """See `reference.rms_norm`."""
     if x.dtype != np.float32:
-        return reference.rms_norm(x, weight, eps)
+        return reference.rms_norm(x, norm)
     out = np.empty(x.shape, np.float32)
-    _native.rms_norm(_c(x), weight, eps, out)
-    return out
-
-
-def l2_norm(x: Array, eps: float) -> Array:
-    """See `reference.l2_norm`."""
-    if x.dtype != np.float32:
-        return reference.l2_norm(x, eps)
-    out = np.empty(x.shape, np.float32)
-    _native.l2_norm(_c(x), eps, out)
-    return out
-
-
-def sigmoid(x: Array) -> Array:
-    """See `reference.sigmoid`."""
-    if x.dtype != np.float32:
-        return reference.sigmoid(x)
-    out = np.empty(x.shape, np.float32)
-    _native.sigmoid(_c(x), out)
+    _native.rms_norm(x, norm.weight, norm.eps, out)
     return out
 
 
@@ -161,39 +173,75 @@ def gated(gate: Array, up: Array, activation: Activation) -> Array:
     if gate.dtype != np.float32:
         return reference.gated(gate, up, activation)
     out = np.empty(gate.shape, np.float32)
-    gate, up = _dense_rows(gate), _dense_rows(up)
     _native.gated(gate, up, activation.kind == "situ", activation.beta, activation.linear_beta, out)
     return out
 
 
-def kda_decay(f: Array, neg_exp_a: Array, lower_bound: float | None) -> Array:
-    """See `reference.kda_decay`."""
-    if f.dtype != np.float32:
-        return reference.kda_decay(f, neg_exp_a, lower_bound)
-    out = np.empty(f.shape, np.float32)
-    _native.decay(_c(f), neg_exp_a, lower_bound, out)
+def sigmoid_gate(x: Array, gate: Array, norm: RMSNorm | None = None) -> Array:
+    """See `reference.sigmoid_gate`."""
+    if x.dtype != np.float32:
+        return reference.sigmoid_gate(x, gate, norm)
+    out = np.empty(gate.shape, np.float32)
+    weight, eps = norm or _NO_NORM
+    _native.sigmoid_gate(_c(x), gate, weight, eps, out)
     return out
 
 
-def rope(x: Array, positions: IntArray, inv_freq: Array) -> Array:
-    """See `reference.rope`."""
-    if x.dtype != np.float32:
-        return reference.rope(x, positions, inv_freq)
-    global _rotation  # noqa: PLW0603  (a cache of the last angles: every layer of a step asks for the same)
+def kda_inputs(qkv: Array, f: Array, beta: Array, constants: KDAConstants) -> DeltaInputs:
+    """See `reference.kda_inputs`."""
+    if qkv.dtype != np.float32:
+        return reference.kda_inputs(qkv, f, beta, constants)
+    rows, heads = beta.shape
+    parts = np.empty((4, rows, heads, f.shape[1] // heads), np.float32)
+    betas = np.empty((rows, heads), np.float32)
+    _native.kda_inputs(_c(qkv), _c(f), beta, *constants, parts, betas)
+    q, k, v, decay = parts
+    return DeltaInputs(q, k, v, decay, betas)
+
+
+def _angles(positions: IntArray, inv_freq: Array) -> tuple[Array, Array]:
+    """cos and sin [B, R/2]. The last ones are kept: every layer of a step asks for the same."""
+    global _rotation  # noqa: PLW0603
     if _rotation is None or _rotation[0] is not positions or _rotation[1] is not inv_freq:
         angle = positions[:, None] * inv_freq.astype(np.float64)
         _rotation = positions, inv_freq, np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    return _rotation[2:]
+
+
+def short_conv(x: Array, taps: Array, history: Array, starts: IntArray) -> Array:
+    """See `reference.short_conv`."""
+    if x.dtype != np.float32:
+        return reference.short_conv(x, taps, history, starts)
     out = np.empty(x.shape, np.float32)
-    _native.rope(_dense_rows(x), _rotation[2], _rotation[3], out)
+    _native.short_conv(x, taps, _c(history), starts, out)
     return out
 
 
-def short_conv(x: Array, weight: Array, history: Array, starts: IntArray) -> Array:
-    """See `reference.short_conv`."""
+def short_conv_ring(
+    x: Array,
+    taps: Array,
+    *,
+    windows: Windows,
+    ring: Array,
+    tail: Array | None,
+    cursor: IntArray,
+    num_before: IntArray,
+    advance: NDArray[np.bool_],
+) -> Array:
+    """See `reference.short_conv_ring`."""
     if x.dtype != np.float32:
-        return reference.short_conv(x, weight, history, starts)
+        return reference.short_conv_ring(
+            x,
+            taps,
+            windows=windows,
+            ring=ring,
+            tail=tail,
+            cursor=cursor,
+            num_before=num_before,
+            advance=advance,
+        )
     out = np.empty(x.shape, np.float32)
-    _native.short_conv(_c(x), _c(weight.T), _c(history), starts, out)
+    _native.short_conv_ring(x, taps, *windows, ring, tail, cursor, num_before, advance, out)
     return out
 
 
@@ -256,26 +304,101 @@ def delta_scan_planes(
 
 
 def attention(
-    q: Array, keys: Array, values: Array, *, windows: Windows, positions: IntArray, scale: float
+    q: Array,
+    k: Array | None,
+    v: Array | None,
+    *,
+    keys: Array,
+    values: Array,
+    windows: Windows,
+    positions: IntArray,
+    scale: float,
+    inv_freq: Array | None = None,
 ) -> Array:
     """See `reference.attention`; here with a running maximum over blocks of 64 positions."""
     if q.dtype != np.float32 or keys.dtype == np.float64:
-        return reference.attention(q, keys, values, windows=windows, positions=positions, scale=scale)
+        return reference.attention(
+            q, k, v, keys=keys, values=values, windows=windows, positions=positions, scale=scale,
+            inv_freq=inv_freq,
+        )  # fmt: skip
     if keys.dtype != np.float32:
         keys, values = keys.view(np.uint16), values.view(np.uint16)
+    cos, sin = (None, None) if inv_freq is None else _angles(positions, inv_freq)
     out = np.empty((len(q), q.shape[1], values.shape[3]), np.float32)
-    _native.attention(_c(q), keys, values, windows.slots, windows.starts, positions, scale, out)
+    _native.attention(q, k, v, keys, values, *windows, positions, scale, cos, sin, out)
     return out
 
 
-def mix_streams(streams: list[Array], score_weight: Array, eps: float) -> Array:
+def attention_block(
+    x: Array,
+    weights: AttentionWeights,
+    *,
+    keys: Array,
+    values: Array,
+    windows: Windows,
+    positions: IntArray,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """See `reference.attention_block`."""
+    if isinstance(weights.out, np.ndarray) or keys.dtype == np.float64:
+        return reference.attention_block(
+            x, weights, keys=keys, values=values, windows=windows, positions=positions, norm=norm,
+            residual=residual,
+        )  # fmt: skip
+    if keys.dtype != np.float32:
+        keys, values = keys.view(np.uint16), values.view(np.uint16)
+    *products, num_heads, scale, inv_freq = weights
+    cos, sin = (None, None) if inv_freq is None else _angles(positions, inv_freq)
+    out = np.empty((len(x), weights.out.rows), np.float32)
+    weight, eps = norm or _NO_NORM
+    _native.attention_block(
+        x,
+        *products,
+        num_heads,
+        scale,
+        cos,
+        sin,
+        keys,
+        values,
+        *windows,
+        positions,
+        weight,
+        eps,
+        residual,
+        out,
+    )
+    return out
+
+
+def mix_streams(streams: list[Array], score_weight: Array, eps: float, norm: RMSNorm) -> Array:
     """See `reference.mix_streams`."""
     if streams[0].dtype != np.float32:
-        return reference.mix_streams(streams, score_weight, eps)
+        return reference.mix_streams(streams, score_weight, eps, norm)
     out = np.empty(streams[0].shape, np.float32)
     if len(out):
-        _native.mix_streams([_c(stream) for stream in streams], score_weight, eps, out)
+        _native.mix_streams(streams, score_weight, eps, *norm, out)
     return out
+
+
+def route(
+    logits: Array, bias: Array | None, *, top_k: int, scale: float, normalise: bool
+) -> tuple[IntArray, Array]:
+    """See `reference.route`."""
+    if logits.dtype != np.float32:
+        return reference.route(logits, bias, top_k=top_k, scale=scale, normalise=normalise)
+    ids, weights = np.empty((len(logits), top_k), np.int64), np.empty((len(logits), top_k), np.float32)
+    _native.route(logits, bias, scale, normalise, ids, weights)
+    return ids, weights
+
+
+def noisy_argmax(scores: Array, seed: int, position: int) -> int:
+    """See `reference.noisy_argmax`, whose own logarithms decide between scores too close to call."""
+    found = _native.noisy_candidates(scores, int(np.argmax(scores)), seed, position)
+    if len(found) == 1:
+        return int(found[0][0])
+    ids, words = np.array(found, np.uint64).T
+    return int(ids[np.argmax(scores[ids] + reference.gumbel(words))])
 
 
 def experts(
@@ -293,7 +416,35 @@ def experts(
         return reference.experts(x, ids, weights, gate=gate, up=up, down=down, activation=activation)
     out = np.empty((len(x), down.rows), np.float32)
     _native.experts(
-        _c(x), _c(ids), _c(weights), gate, up, down,
+        x, _c(ids), _c(weights), gate, up, down,
         activation.kind == "situ", activation.beta, activation.linear_beta, out,
     )  # fmt: skip
+    return out
+
+
+_NO_LATENT = (None, None, (None, 0.0), None, None)
+_NO_MLP = (None, None, None, None)
+
+
+def mixture(
+    x: Array,
+    weights: MixtureWeights,
+    activation: Activation,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """See `reference.mixture`."""
+    if isinstance(weights.gate, np.ndarray):
+        return reference.mixture(x, weights, activation, norm=norm, residual=residual)
+    *routed, latent, shared = weights
+    down, down_bias, latent_norm, up, up_bias = latent or _NO_LATENT
+    kind, beta, linear_beta = activation
+    weight, eps = norm or _NO_NORM
+    out = np.empty(x.shape, np.float32)
+    if len(x):
+        _native.mixture(
+            x, *routed, down, down_bias, *latent_norm, up, up_bias, *(shared or _NO_MLP),
+            kind == "situ", beta, linear_beta, weight, eps, residual, out,
+        )  # fmt: skip
     return out

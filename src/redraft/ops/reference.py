@@ -12,7 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redraft.config import ComputeType
-from redraft.ops import Activation, Array, IntArray, Matrix, Records, Windows
+from redraft.ops import (
+    Activation,
+    Array,
+    AttentionWeights,
+    DeltaInputs,
+    IntArray,
+    KDAConstants,
+    Matrix,
+    MixtureWeights,
+    MLPWeights,
+    Records,
+    RMSNorm,
+    Windows,
+)
 from redraft.ops.raw import RawTensor
 
 _BLOCK_BYTES = 2**22  # of weights, reused by all rows while they are in the cache
@@ -43,31 +56,60 @@ def embed(table: Matrix, tokens: IntArray) -> Array:
     return np.asarray(table[tokens])
 
 
-def linear(x: Array, w: Matrix, bias: Array | None = None) -> Array:
-    """x [B, K] · wᵀ [K, N] + bias [N] → [B, N]."""
+def linear(
+    x: Array,
+    w: Matrix,
+    bias: Array | None = None,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """residual + (norm(x) [B, K] · wᵀ [K, N] + bias [N]) → [B, N]; what is None is left out."""
     num_outputs, num_inputs = w.shape
-    x = np.ascontiguousarray(x)
+    x = np.ascontiguousarray(x) if norm is None else rms_norm(x, norm)
     out = np.empty((len(x), num_outputs), x.dtype)
     step = max(1, _BLOCK_BYTES // (num_inputs * w.itemsize))
     for first in range(0, num_outputs, step):
         block = w[first : first + step]
         for row, y in zip(x, out, strict=True):
             np.dot(block, row, out=y[first : first + step])
-    return out if bias is None else out + bias
+    if bias is not None:
+        out = out + bias
+    return out if residual is None else residual + out
+
+
+def mlp(
+    x: Array,
+    weights: MLPWeights,
+    activation: Activation,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """residual + W_down gated(W_gate norm(x), W_up norm(x)) → [B, D]; what is None is left out."""
+    gate, up = np.split(linear(x, weights.gate_up, weights.gate_up_bias, norm=norm), 2, axis=-1)
+    return linear(gated(gate, up, activation), weights.down, weights.down_bias, residual=residual)
 
 
 def head_linear(x: Array, w: Array) -> Array:
-    """x [B, H, K], w [H, N, K] → [B, H, N]: head h of each row through its own matrix."""
+    """x [B, H, K + R], w [H, N, K] → [B, H, N + R]: the first K numbers of head h through its own matrix; the
+    rest follows as it is.
+    """
+    num_inputs = w.shape[2]
     out = np.empty((len(x), w.shape[0], w.shape[1]), x.dtype)
     for row, y in zip(x, out, strict=True):
-        y[:] = np.matmul(w, row[:, :, None])[:, :, 0]
-    return out
+        y[:] = np.matmul(w, row[:, :num_inputs, None])[:, :, 0]
+    return np.concatenate([out, x[..., num_inputs:]], axis=-1)
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """weight · x / sqrt(mean(x²) + eps) over the last axis."""
-    x = np.ascontiguousarray(x)
-    return np.asarray(weight * (x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)))
+def rms_norm(x: Array, norm: RMSNorm) -> Array:
+    """weight · x / sqrt(mean(x²) + eps) over the first numbers of the last axis, as many as the weight has;
+    the rest follows as it is.
+    """
+    size = len(norm.weight)
+    part = np.ascontiguousarray(x[..., :size])
+    part = norm.weight * (part / np.sqrt(np.mean(part * part, axis=-1, keepdims=True) + norm.eps))
+    return np.concatenate([part, x[..., size:]], axis=-1)
 
 
 def l2_norm(x: Array, eps: float) -> Array:
@@ -93,6 +135,23 @@ def gated(gate: Array, up: Array, activation: Activation) -> Array:
     return beta * np.tanh(gate / beta) * sigmoid(gate) * up
 
 
+def sigmoid_gate(x: Array, gate: Array, norm: RMSNorm | None = None) -> Array:
+    """norm(x) [B, H, V] · σ(gate [B, H·V]) → [B, H·V]."""
+    heads = x if norm is None else rms_norm(x, norm)
+    return heads.reshape(len(x), -1) * sigmoid(gate)
+
+
+def kda_inputs(qkv: Array, f: Array, beta: Array, constants: KDAConstants) -> DeltaInputs:
+    """From qkv [B, 3·H·K] after its convolution, f [B, H·K] and beta [B, H]: q and k scaled to length one, q
+    then by K^−½; v as it is; decay of f; σ(beta).
+    """
+    num_heads = len(constants.neg_exp_a)
+    q, k, v = np.moveaxis(qkv.reshape(len(qkv), 3, num_heads, -1), 1, 0)  # [B, H, K] each
+    decay = kda_decay(f.reshape(v.shape), constants.neg_exp_a, constants.lower_bound)
+    q = l2_norm(q, constants.l2_eps) * q.dtype.type(q.shape[2] ** -0.5)
+    return DeltaInputs(q, l2_norm(k, constants.l2_eps), v, decay, sigmoid(beta))
+
+
 def kda_decay(f: Array, neg_exp_a: Array, lower_bound: float | None) -> Array:
     """Factors exp(g) in (0, 1] from f [B, H, K] and −exp(A_log) [H].
 
@@ -113,20 +172,57 @@ def rope(x: Array, positions: IntArray, inv_freq: Array) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
 
 
-def short_conv(x: Array, weight: Array, history: Array, starts: IntArray) -> Array:
-    """x [B, C], weight [C, W], history [N, W−1, C]: the inputs before each window, oldest first → SiLU(conv)
+def short_conv(x: Array, taps: Array, history: Array, starts: IntArray) -> Array:
+    """x [B, C], taps [W, C], history [N, W−1, C]: the inputs before each window, oldest first → SiLU(conv)
     [B, C].
     """
-    width = weight.shape[1]
-    out = np.empty_like(x)
-    taps = np.ascontiguousarray(weight.T)  # [W, C]
+    out = np.empty(x.shape, x.dtype)
     for before, first, end in zip(history, starts[:-1], starts[1:], strict=True):
         inputs = np.concatenate([before, x[first:end]])
         total = inputs[: end - first] * taps[0]
-        for tap in range(1, width):
-            total = total + inputs[tap : tap + end - first] * taps[tap]
+        for i, tap in enumerate(taps[1:], start=1):
+            total = total + inputs[i : i + end - first] * tap
         out[first:end] = total
     return out * sigmoid(out)
+
+
+def short_conv_ring(
+    x: Array,
+    taps: Array,
+    *,
+    windows: Windows,
+    ring: Array,
+    tail: Array | None,
+    cursor: IntArray,
+    num_before: IntArray,
+    advance: NDArray[np.bool_],
+) -> Array:
+    """`short_conv` with the inputs before window n in ring [S, R, C]: W−1 committed columns from place
+    cursor[n] on, then num_before[n] proposed ones.
+
+    The window's rows are written behind these, as many as there are places; of the others, the last is
+    written to tail [S, C]. With `advance[n]` the last W−1 columns replace the committed ones instead.
+    """
+    keep, size = len(taps) - 1, ring.shape[1]
+
+    def places(n: int, first: int, count: int) -> IntArray:
+        return np.asarray((cursor[n] + first + np.arange(count)) % size)
+
+    history = np.stack(
+        [ring[slot, places(n, num_before[n], keep)] for n, slot in enumerate(windows.slots)]
+    )  # [N, W − 1, C]
+    y = short_conv(x, taps, history, windows.starts)
+    for n, slot in enumerate(windows.slots):
+        new = x[windows.starts[n] : windows.starts[n + 1]]
+        if advance[n]:
+            ring[slot, places(n, 0, keep)] = np.concatenate([history[n], new])[len(new) :]
+            continue
+        fitting = min(len(new), size - keep - int(num_before[n]))
+        ring[slot, places(n, keep + num_before[n], fitting)] = new[:fitting]
+        if fitting < len(new):
+            assert tail is not None, "a window that outgrows its ring has a tail"
+            tail[slot] = new[-1]
+    return y
 
 
 def _fold(state: Array, decay: Array, k: Array, u: Array) -> None:
@@ -238,13 +334,60 @@ def delta_scan_planes(
 
 
 def attention(
-    q: Array, keys: Array, values: Array, *, windows: Windows, positions: IntArray, scale: float
+    q: Array,
+    k: Array | None,
+    v: Array | None,
+    *,
+    keys: Array,
+    values: Array,
+    windows: Windows,
+    positions: IntArray,
+    scale: float,
+    inv_freq: Array | None = None,
 ) -> Array:
     """softmax(scale · q Kᵀ) V over positions 0 … positions[b] of the row's slot → [B, H, V].
 
-    q [B, H, K], keys [S, context, G, K], values [S, context, G, V]; each of the G key heads serves H/G query
-    heads.
+    q [B, H, K], k [B, G, K], v [B, G, V]; each of the G key heads serves H/G query heads. With `inv_freq`, q
+    and k are rotated by their positions first, see `rope`. Then k and v are written to keys [S, context, G,
+    K] and values [S, context, G, V] at the row's slot and position, before any row attends; v is None where
+    `values` is a part of `keys`, k where the rows are there already. Modifies nothing else.
     """
+    if inv_freq is not None:
+        q, k = rope(q, positions, inv_freq), None if k is None else rope(k, positions, inv_freq)
+    for slot, first, end in zip(windows.slots, windows.starts[:-1], windows.starts[1:], strict=True):
+        if k is not None:
+            keys[slot, positions[first:end]] = k[first:end]
+        if v is not None:
+            values[slot, positions[first:end]] = v[first:end]
+    return _attend(q, keys, values, windows, positions, scale)
+
+
+def attention_block(
+    x: Array,
+    weights: AttentionWeights,
+    *,
+    keys: Array,
+    values: Array,
+    windows: Windows,
+    positions: IntArray,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """residual + W_out attention(W_qkv norm(x)) → [B, D]; what is None is left out. Modifies what `attention`
+    does.
+    """
+    heads = linear(x, weights.qkv, weights.qkv_bias, norm=norm).reshape(len(x), -1, keys.shape[3])
+    q, k, v = np.split(heads, [weights.num_heads, weights.num_heads + keys.shape[2]], axis=1)
+    o = attention(
+        q, k, v, keys=keys, values=values, windows=windows, positions=positions, scale=weights.scale,
+        inv_freq=weights.inv_freq,
+    )  # fmt: skip
+    return linear(o.reshape(len(x), -1), weights.out, weights.out_bias, residual=residual)
+
+
+def _attend(
+    q: Array, keys: Array, values: Array, windows: Windows, positions: IntArray, scale: float
+) -> Array:
     num_groups = keys.shape[2]
     out = np.empty((len(q), q.shape[1], values.shape[3]), q.dtype)
     for slot, first, end in zip(windows.slots, windows.starts[:-1], windows.starts[1:], strict=True):
@@ -302,14 +445,50 @@ def experts(
     return out
 
 
-def mix_streams(streams: list[Array], score_weight: Array, eps: float) -> Array:
-    """Σ_j p_j stream_j, p = softmax over j of Σ rms_norm(stream_j) · score_weight; streams [B, D] each."""
-    scores = [np.sum(rms_norm(s, score_weight, eps), axis=-1) for s in streams]
+def mixture(
+    x: Array,
+    weights: MixtureWeights,
+    activation: Activation,
+    *,
+    norm: RMSNorm | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """residual + experts(norm(x)) + shared(norm(x)) → [B, D], added in this order; what is None is left out.
+
+    With a latent space the routed experts see `latent.down` of the row, and what they say goes through its
+    norm and `latent.up`.
+    """
+    if norm is not None:
+        x = rms_norm(x, norm)
+    ids, shares = route(
+        linear(x, weights.router, weights.router_bias), weights.score_bias,
+        top_k=weights.top_k, scale=weights.scale, normalise=weights.normalise,
+    )  # fmt: skip
+    latent = weights.latent
+    inner = x if latent is None else linear(x, latent.down, latent.down_bias)
+    y = experts(
+        inner, ids, shares, gate=weights.gate, up=weights.up, down=weights.down, activation=activation
+    )
+    if latent is not None:
+        y = linear(y, latent.up, latent.up_bias, norm=latent.norm, residual=residual)
+    elif residual is not None:
+        y = residual + y
+    return y if weights.shared is None else mlp(x, weights.shared, activation, residual=y)
+
+
+def mix_streams(streams: list[Array], score_weight: Array, eps: float, norm: RMSNorm) -> Array:
+    """norm(Σ_j p_j stream_j), p = softmax over j of Σ rms_norm(stream_j) · score_weight; streams [B, D]."""
+    scores = [np.sum(rms_norm(s, RMSNorm(score_weight, eps)), axis=-1) for s in streams]
     share = _softmax(np.stack(scores, axis=-1))  # [B, J]
     total = share[:, :1] * streams[0]
     for j, stream in enumerate(streams[1:], start=1):
         total = total + share[:, j : j + 1] * stream
-    return total
+    return rms_norm(total, norm)
+
+
+def noisy_argmax(scores: Array, seed: int, position: int) -> int:
+    """The index of the largest of scores [vocab] (float64) plus `gumbel_noise`; the first of equals."""
+    return int(np.argmax(scores + gumbel_noise(seed, position, len(scores))))
 
 
 def gumbel_noise(seed: int, position: int, size: int) -> Array:
@@ -321,6 +500,10 @@ def gumbel_noise(seed: int, position: int, size: int) -> Array:
     generator = np.random.Philox(
         counter=np.array([0, position, 0, 0], np.uint64), key=np.array([seed, 0], np.uint64)
     )
-    words = generator.random_raw(4 * math.ceil(size / 4))[:size]
+    return gumbel(generator.random_raw(4 * math.ceil(size / 4))[:size])
+
+
+def gumbel(words: Array) -> Array:
+    """Standard Gumbel numbers from random words of 64 bits: see `gumbel_noise`."""
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return -np.log(-np.log(uniform))

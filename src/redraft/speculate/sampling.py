@@ -24,11 +24,12 @@ def choose(logits: Array, params: SamplingParams, context: Sequence[int], num_pr
     """The token after `context`, whose first `num_prompt` tokens are the prompt; logits [vocab]. Modifies
     nothing.
     """
+    if params.temperature == 0 and not params.logit_bias and not params.has_penalties:
+        return int(np.argmax(logits))
     scores = _penalised(logits.astype(np.float64), params, context, num_prompt)
     if params.temperature == 0:
         return int(np.argmax(scores))
-    scores = _filtered(scores / params.temperature, params)
-    return int(np.argmax(scores + ops.gumbel_noise(params.seed, len(context), len(scores))))
+    return ops.noisy_argmax(_filtered(scores / params.temperature, params), params.seed, len(context))
 
 
 def _penalised(scores: Array, params: SamplingParams, context: Sequence[int], num_prompt: int) -> Array:

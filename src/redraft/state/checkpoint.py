@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from redraft.models import RecurrentSpec
-from redraft.ops import Array
+from redraft.ops import Array, DeltaInputs
 from redraft.state.batch import Batch
 from redraft.state.buffers import Buffer
 from redraft.state.rollback import LayerState, RollbackPolicy, last_columns, state_shape
@@ -63,26 +63,20 @@ class Checkpoint(RollbackPolicy):
         self._move(slot, "conv copy", "conv")
         self._open[slot] = False
 
-    def short_conv(self, layer: int, x: Array, weight: Array, batch: Batch) -> Array:
+    def short_conv(self, layer: int, x: Array, taps: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
         conv = self.arrays[layer]["conv"]
         history = conv[batch.slots]  # [N, W − 1, C], a copy
-        y = self.ops.short_conv(x, weight, history, batch.starts)
+        y = self.ops.short_conv(x, taps, history, batch.starts)
         for n, slot in enumerate(batch.slots):
             conv[slot] = last_columns(history[n], x[batch.rows(n)])
         return y
 
-    def delta_rule(
-        self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array, batch: Batch
-    ) -> Array:
+    def delta_rule(self, layer: int, inputs: DeltaInputs, batch: Batch) -> Array:
         """See `StateView.delta_rule`."""
         nothing = np.zeros(len(batch.slots), np.int64)
         return self.ops.delta_scan(
-            q,
-            k,
-            v,
-            decay,
-            beta,
+            *inputs,
             windows=batch.windows,
             state=self.arrays[layer]["state"],
             records=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from redraft.models import AttentionSpec
-from redraft.ops import Array, Ops
+from redraft.ops import Array, AttentionWeights, Ops, RMSNorm
 from redraft.state.batch import Batch
 from redraft.state.buffers import Buffer, allocate
 
@@ -31,31 +31,51 @@ class KVCache:
         kv_type: str,
         fill: int | None,
     ) -> None:
-        self._specs = layers
         self._ops = ops
         self._arrays = {
             layer: [allocate(b, num_slots, fill) for b in kv_buffers(layer, spec, max_context, kv_type)]
             for layer, spec in layers.items()
         }
+        self._views = {
+            layer: (
+                arrays[0],
+                arrays[0][..., : layers[layer].value_dim] if layers[layer].latent else arrays[1],
+            )
+            for layer, arrays in self._arrays.items()
+        }
 
-    def attention(self, layer: int, q: Array, k: Array, v: Array | None, scale: float, batch: Batch) -> Array:
+    def attention(
+        self,
+        layer: int,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        scale: float,
+        inv_freq: Array | None,
+        batch: Batch,
+    ) -> Array:
         """Write the rows of all windows at their positions, then attend: see `StateView.attention`."""
-        keys, values = self._keys_values(layer)
-        for n, slot in enumerate(batch.slots):
-            rows = batch.rows(n)
-            at = slice(int(batch.positions[rows.start]), int(batch.positions[rows.stop - 1]) + 1)
-            keys[slot, at] = k[rows]
-            if v is not None:
-                values[slot, at] = v[rows]
+        keys, values = self._views[layer]
         return self._ops.attention(
-            q, keys, values, windows=batch.windows, positions=batch.positions, scale=scale
-        )
+            q, k, v, keys=keys, values=values, windows=batch.windows, positions=batch.positions, scale=scale,
+            inv_freq=inv_freq,
+        )  # fmt: skip
 
-    def _keys_values(self, layer: int) -> tuple[Array, Array]:
-        spec, arrays = self._specs[layer], self._arrays[layer]
-        if spec.latent:
-            return arrays[0], arrays[0][..., : spec.value_dim]
-        return arrays[0], arrays[1]
+    def attention_block(
+        self,
+        layer: int,
+        x: Array,
+        weights: AttentionWeights,
+        norm: RMSNorm | None,
+        residual: Array | None,
+        batch: Batch,
+    ) -> Array:
+        """The same between two products: see `StateView.attention_block`."""
+        keys, values = self._views[layer]
+        return self._ops.attention_block(
+            x, weights, keys=keys, values=values, windows=batch.windows, positions=batch.positions,
+            norm=norm, residual=residual,
+        )  # fmt: skip
 
     def layout(self, length: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Names, shapes and dtypes of what `read` returns for `length` rows."""

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from redraft.models import RecurrentSpec
-from redraft.ops import Array, IntArray
+from redraft.ops import Array, DeltaInputs, IntArray
 from redraft.state.batch import Batch
 from redraft.state.buffers import Buffer
 from redraft.state.rollback import (
     LayerState,
     RollbackPolicy,
     fold,
-    last_columns,
     record_buffers,
     records,
     state_shape,
@@ -66,35 +65,24 @@ class Replay(RollbackPolicy):
         """A pass folds the pending records and writes over the oldest columns: no way back from here."""
         self._num_kept[batch.slots] = 0
 
-    def short_conv(self, layer: int, x: Array, weight: Array, batch: Batch) -> Array:
+    def short_conv(self, layer: int, x: Array, taps: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
-        arrays, keep = self.arrays[layer], self.layers[layer].conv_width - 1
-        history = np.empty((len(batch.slots), keep, x.shape[1]), x.dtype)
-        for n, slot in enumerate(batch.slots):
-            before = int(batch.num_before[n])
-            history[n] = arrays["conv"][slot, self._columns(layer, slot, before, keep)]
-        y = self.ops.short_conv(x, weight, history, batch.starts)
-        for n, slot in enumerate(batch.slots):
-            new, before = x[batch.rows(n)], int(batch.num_before[n])
-            if batch.advance[n]:
-                arrays["conv"][slot, self._columns(layer, slot, 0, keep)] = last_columns(history[n], new)
-                continue
-            fitting = min(len(new), self.depth - before)
-            arrays["conv"][slot, self._columns(layer, slot, keep + before, fitting)] = new[:fitting]
-            if fitting < len(new):
-                arrays["conv tail"][slot] = new[-1]
-        return y
+        arrays = self.arrays[layer]
+        return self.ops.short_conv_ring(
+            x,
+            taps,
+            windows=batch.windows,
+            ring=arrays["conv"],
+            tail=arrays.get("conv tail"),
+            cursor=self._cursor[layer][batch.slots],
+            num_before=batch.num_before,
+            advance=batch.advance,
+        )
 
-    def delta_rule(
-        self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array, batch: Batch
-    ) -> Array:
+    def delta_rule(self, layer: int, inputs: DeltaInputs, batch: Batch) -> Array:
         """See `StateView.delta_rule`."""
         o = self.ops.delta_scan(
-            q,
-            k,
-            v,
-            decay,
-            beta,
+            *inputs,
             windows=batch.windows,
             state=self.arrays[layer]["state"],
             records=records(self.arrays[layer], "record"),

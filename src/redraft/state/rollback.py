@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from redraft.models import RecurrentSpec
-from redraft.ops import Array, Ops, Records
+from redraft.ops import Array, DeltaInputs, Ops, Records
 from redraft.ops import Windows as OpWindows
 from redraft.state.batch import Batch, int_array
 from redraft.state.buffers import Buffer, allocate
@@ -64,13 +64,11 @@ class RollbackPolicy(ABC):
         """
 
     @abstractmethod
-    def short_conv(self, layer: int, x: Array, weight: Array, batch: Batch) -> Array:
+    def short_conv(self, layer: int, x: Array, taps: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
 
     @abstractmethod
-    def delta_rule(
-        self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array, batch: Batch
-    ) -> Array:
+    def delta_rule(self, layer: int, inputs: DeltaInputs, batch: Batch) -> Array:
         """See `StateView.delta_rule`."""
 
     @abstractmethod

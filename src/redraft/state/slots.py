@@ -17,7 +17,7 @@ import numpy as np
 from redraft.config import EngineConfig
 from redraft.errors import StateError
 from redraft.models import ModelSpec
-from redraft.ops import Array, IntArray, Ops
+from redraft.ops import Array, AttentionWeights, DeltaInputs, Ops, RMSNorm
 from redraft.state.batch import Batch, Window, int_array
 from redraft.state.buffers import Buffer
 from redraft.state.kv import KVCache, kv_buffers
@@ -117,9 +117,11 @@ class StatePool:
         self._num_proposed[slots] = before
         self._advanced[slots] = advance
         self._torn[slots] = advance  # until the commit
-        first = self.position[slots] + before
-        positions = np.concatenate([start + np.arange(n) for start, n in zip(first, lengths, strict=True)])
-        batch = Batch(slots, np.concatenate([[0], np.cumsum(lengths)]), positions, before, advance)
+        starts = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        first = self.position[slots] + before - starts[:-1]
+        positions = np.arange(starts[-1]) + np.repeat(first, lengths)
+        batch = Batch(slots, starts, positions, before, advance)
         self._policy.begin(batch)
         return batch
 
@@ -295,19 +297,22 @@ class PoolView:
         self._policy = policy
         self._batch = batch
 
-    @property
-    def positions(self) -> IntArray:
+    def short_conv(self, layer: int, x: Array, taps: Array) -> Array:
         """See `StateView`."""
-        return self._batch.positions
+        return self._policy.short_conv(layer, x, taps, self._batch)
 
-    def short_conv(self, layer: int, x: Array, weight: Array) -> Array:
+    def delta_rule(self, layer: int, inputs: DeltaInputs) -> Array:
         """See `StateView`."""
-        return self._policy.short_conv(layer, x, weight, self._batch)
+        return self._policy.delta_rule(layer, inputs, self._batch)
 
-    def delta_rule(self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    def attention(
+        self, layer: int, q: Array, k: Array, v: Array | None, scale: float, inv_freq: Array | None = None
+    ) -> Array:
         """See `StateView`."""
-        return self._policy.delta_rule(layer, q, k, v, decay, beta, self._batch)
+        return self._kv.attention(layer, q, k, v, scale, inv_freq, self._batch)
 
-    def attention(self, layer: int, q: Array, k: Array, v: Array | None, scale: float) -> Array:
+    def attention_block(
+        self, layer: int, x: Array, weights: AttentionWeights, norm: RMSNorm | None, residual: Array | None
+    ) -> Array:
         """See `StateView`."""
-        return self._kv.attention(layer, q, k, v, scale, self._batch)
+        return self._kv.attention_block(layer, x, weights, norm, residual, self._batch)

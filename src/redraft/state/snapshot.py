@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from redraft.models import RecurrentSpec
-from redraft.ops import Array, Records
+from redraft.ops import Array, DeltaInputs, Records
 from redraft.state.batch import Batch
 from redraft.state.buffers import Buffer
 from redraft.state.rollback import (
@@ -56,13 +56,13 @@ class Snapshot(RollbackPolicy):
             spared = 0 if batch.advance[n] else max(self.depth - end, 0)
             self._num_kept[slot] = min(self._num_kept[slot], spared)
 
-    def short_conv(self, layer: int, x: Array, weight: Array, batch: Batch) -> Array:
+    def short_conv(self, layer: int, x: Array, taps: Array, batch: Batch) -> Array:
         """See `StateView.short_conv`."""
         arrays = self.arrays[layer]
         planes = arrays["conv"]
         start = (self._plane[batch.slots] + batch.num_before) % self._num_planes
         history = planes[batch.slots, start]  # [N, W − 1, C], a copy
-        y = self.ops.short_conv(x, weight, history, batch.starts)
+        y = self.ops.short_conv(x, taps, history, batch.starts)
         for n, slot in enumerate(batch.slots):
             new = x[batch.rows(n)]
             if batch.advance[n]:
@@ -76,18 +76,12 @@ class Snapshot(RollbackPolicy):
                     planes[slot, at] = last_columns(history[n], new[: t + 1])
         return y
 
-    def delta_rule(
-        self, layer: int, q: Array, k: Array, v: Array, decay: Array, beta: Array, batch: Batch
-    ) -> Array:
+    def delta_rule(self, layer: int, inputs: DeltaInputs, batch: Batch) -> Array:
         """See `StateView.delta_rule`."""
         arrays = self.arrays[layer]
         tail = records(arrays, "tail") or Records(np.empty(0), np.empty(0), np.empty(0))
         return self.ops.delta_scan_planes(
-            q,
-            k,
-            v,
-            decay,
-            beta,
+            *inputs,
             windows=batch.windows,
             planes=arrays["state"],
             tail=tail,
