@@ -148,8 +148,9 @@ def test_int8_products_do_not_depend_on_tiles() -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_norm_and_residual_of_a_product(isa: str, encoding: str) -> None:
     """Fused or one after the other: the same bits; columns of a wider array are rows like others."""
-    w, wide = native.matrix(raw(encoding, 37, 96), "float32"), normal(1, 9, 200)
-    x, residual, norm = wide[:, 64:160], normal(2, 9, 37), RMSNorm(normal(3, 96), 1e-5)
+    columns = whole(encoding, 96)
+    w, wide = native.matrix(raw(encoding, 37, columns), "float32"), normal(1, 9, columns + 104)
+    x, residual, norm = wide[:, 64 : 64 + columns], normal(2, 9, 37), RMSNorm(normal(3, columns), 1e-5)
     apart = residual + native.linear(native.rms_norm(x, norm), w, normal(4, 37))
     assert np.array_equal(native.linear(x, w, normal(4, 37), norm=norm, residual=residual), apart)
     assert np.array_equal(native.linear(x, w), native.linear(np.ascontiguousarray(x), w))
@@ -158,14 +159,15 @@ def test_norm_and_residual_of_a_product(isa: str, encoding: str) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("activation", [SWIGLU, SITU])
 def test_mlp_is_its_parts(isa: str, encoding: str, activation: Activation) -> None:
+    width, hidden_size = whole(encoding, 96), whole(encoding, 64)
     gate_up, down = (
         native.matrix(raw(encoding, *shape, seed=seed), "float32")
-        for seed, shape in enumerate([(128, 96), (40, 64)])
+        for seed, shape in enumerate([(2 * hidden_size, width), (40, hidden_size)])
     )
-    weights = MLPWeights(gate_up, normal(2, 128), down, normal(3, 40))
-    x, residual, norm = normal(4, 21, 96), normal(5, 21, 40), RMSNorm(normal(6, 96), 1e-5)
+    weights = MLPWeights(gate_up, normal(2, 2 * hidden_size), down, normal(3, 40))
+    x, residual, norm = normal(4, 21, width), normal(5, 21, 40), RMSNorm(normal(6, width), 1e-5)
     hidden = native.linear(x, gate_up, weights.gate_up_bias, norm=norm)
-    inner = native.gated(hidden[:, :64], hidden[:, 64:], activation)
+    inner = native.gated(hidden[:, :hidden_size], hidden[:, hidden_size:], activation)
     apart = native.linear(inner, down, weights.down_bias, residual=residual)
     out = native.mlp(x, weights, activation, norm=norm, residual=residual)
     assert np.array_equal(out, apart)
