@@ -1,6 +1,6 @@
-"""The figures of the README's table: `redraft decide` on SmolLM2 with n-gram lookup.
+"""The figures of the README's table: `redraft decide`, by default on the built-in model with n-gram lookup.
 
-    python benchmarks/decide.py
+    python benchmarks/decide.py [options of redraft decide]
 
 Every arm's text is compared with that of the arm without speculation; figures are printed only if all
 are equal.
@@ -18,7 +18,7 @@ from pathlib import Path
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "decide.json"
-        command = [sys.executable, "-m", "redraft", "decide", "--model", "smollm2", "--draft", "ngram"]
+        command = [sys.executable, "-m", "redraft", "decide"]
         done = subprocess.run([*command, "--json", str(out), *sys.argv[1:]], check=False)
         if done.returncode:
             sys.exit(done.returncode)

@@ -121,7 +121,6 @@ def test_generate_reads_stdin() -> None:
         (["decide", "-m", MODEL, "--tasks", "/no/such/file"], "cannot be read"),
         (["decide", "-m", MODEL, "--json", "/no/such/folder/x"], "cannot write"),
         (["decide", "-m", MODEL], "can reach"),
-        (["verify"], "nothing to verify: name a model with --model, or a server with --server"),
         (["verify", "-m", MODEL, "--policy", "hope"], "policy must be all or one of replay"),
         (["verify", "-m", MODEL, "--slots", "1"], "slots must be at least 2 to compare neighbours, not 1"),
         (["verify", "-m", MODEL, "--depth", "0"], "depth must be at least 1"),
@@ -129,6 +128,7 @@ def test_generate_reads_stdin() -> None:
         (["verify", "--server", "http://127.0.0.1:9", "--off", "no"], "--off takes a JSON object"),
         (["verify", "--server", "nowhere"], "'nowhere' is no URL of a server"),
         (["verify", "-m", MODEL, "--json", "/no/such/folder/x"], "cannot write"),
+        (["fetch", "mini-k3"], "model 'mini-k3' comes with redraft: there is nothing to fetch"),
         (["fetch", "nothing"], "model 'nothing' is unknown; these can be fetched: smollm2"),
     ],
 )
@@ -139,6 +139,19 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], message: st
     assert len(lines) == 1
     assert message in lines[0]
     assert "Traceback" not in done.stderr
+
+
+def test_the_built_in_model_needs_no_argument(tmp_path: Path) -> None:
+    """Every command on a machine that has nothing else, with the draft that comes with it."""
+    alone = {"REDRAFT_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    plain = redraft("generate", "def read_lines(path):", "-n", "24", **alone)
+    assert plain.returncode == 0, plain.stderr
+    drafted = redraft("generate", "def read_lines(path):", "-n", "24", "-d", "mini-k3-draft", **alone)
+    assert drafted.stdout == plain.stdout
+    assert "drafted" in drafted.stderr
+    decided = redraft("decide", "--limit", "1", "--json", "-", **alone)
+    assert decided.returncode == 0, decided.stderr
+    assert json.loads(decided.stdout)["model"] == "mini-k3"
 
 
 @pytest.mark.parametrize("value", ["--policy=hope", "--kv-type=int3", "--depth=many", "--unknown"])

@@ -34,6 +34,7 @@ from redraft.decide.tasks import parse_tasks
 from redraft.decide.verdict import compare
 from redraft.engine import Engine
 from redraft.errors import ConfigError, RequestError, TaskFileError
+from redraft.loading.chat import ChatTemplate
 from redraft.speculate import NGram
 from redraft.state import state_buffers
 
@@ -60,7 +61,9 @@ GOOD = {"id": "a", "turns": [{"content": "x", "max_tokens": 3}]}
         ({"turns": []}, "line 1: 'turns' must be a list of at least one turn"),
         ({"turn": []}, "line 1: unknown key 'turn'; known are id, kind, system, turns"),
         ({"turns": ["x"]}, "line 1, turn 1: a turn is a JSON object"),
-        ({"turns": [{"max_tokens": 3}]}, "turn 1: needs either 'content' or 'random_tokens'"),
+        ({"turns": [{"max_tokens": 3}]}, "turn 1: needs either text .* or 'random_tokens'"),
+        ({"turns": [{"tool": "x", "random_tokens": 2, "max_tokens": 3}]}, "needs either"),
+        ({"turns": [{"tool": "", "max_tokens": 3}]}, "'tool' must be a text, not ''"),
         ({"turns": [{"content": "x", "random_tokens": 2, "max_tokens": 3}]}, "needs either"),
         ({"turns": [{"content": "x"}]}, "'max_tokens' must be a whole number from 1 to 100000, not None"),
         ({"turns": [{"content": "x", "max_tokens": 0}]}, "not 0"),
@@ -70,7 +73,7 @@ GOOD = {"id": "a", "turns": [{"content": "x", "max_tokens": 3}]}
             {"turns": [{"content": "x", "max_tokens": 1, "latency_s": -1}]},
             "'latency_s' must be a number from 0",
         ),
-        ({"turns": [{"content": "x", "max_tokens": 1, "tool": "y"}]}, "unknown key 'tool'"),
+        ({"turns": [{"content": "x", "max_tokens": 1, "tools": "y"}]}, "unknown key 'tools'"),
     ],
 )
 def test_faulty_tasks_are_named(change: dict[str, Any], message: str) -> None:
@@ -115,6 +118,40 @@ def test_a_conversation_extends_its_own_tokens() -> None:
     ended = made.following(1, [*first, *answer, tokenizer.eos_tokens[0]], tokenizer.eos_tokens)
     assert ended == second
     assert len(second) + 6 + 5 >= made.max_tokens() >= len(second) + 5
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TURNS, "<tool>3 passed<user>go on"),
+        (
+            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('who?') }}{% endif %}"
+            "<{{ m.role }}>{{ m.content }}{% endfor %}",
+            "<user>3 passed\n\ngo on",
+        ),
+        (
+            TURNS.replace("for m in messages", "for m in messages if m.role != 'tool'"),
+            "<user>3 passed\n\ngo on",
+        ),
+        (None, "\n3 passed\n\ngo on\n"),
+    ],
+)
+def test_what_a_tool_printed_is_its_own_message_where_there_are_tools(
+    template: str | None, expected: str
+) -> None:
+    class Letters:
+        chat = None if template is None else ChatTemplate(template, {})
+
+        def encode(self, text: str, start: bool = True) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    turns = (Turn("do it", 0, 4, 0.0), Turn("go on", 0, 4, 0.0, tool="3 passed"))
+    made = Conversation(task("t", *turns), Letters(), 264)  # type: ignore[arg-type]
+    added = made.following(1, [1, 2], ())[2:]
+    assert "".join(map(chr, added)) == expected
 
 
 def test_random_turns_need_no_tokenizer() -> None:

@@ -28,7 +28,7 @@ from redraft.plan.sizes import parse_size
 
 
 def decide(
-    model: opt.Model = "smollm2",
+    model: opt.Model = opt.DEFAULT_MODEL,
     draft: opt.Draft = "ngram",
     depth: opt.Depth = opt.ENGINE.depth,
     slots: Annotated[

@@ -23,7 +23,7 @@ from redraft.state import bytes_by_category
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
-    model: opt.Model = "smollm2",
+    model: opt.Model = opt.DEFAULT_MODEL,
     draft: opt.Draft = None,
     depth: opt.Depth = opt.ENGINE.depth,
     policy: opt.PolicyOption = opt.Policy.replay,

@@ -11,6 +11,7 @@ from redraft.config import EngineConfig, SamplingParams
 
 ENGINE = EngineConfig()
 SAMPLING = SamplingParams()
+DEFAULT_MODEL = "mini-k3"
 
 
 class Policy(StrEnum):
@@ -30,7 +31,9 @@ class KVType(StrEnum):
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="A known model (smollm2), a .gguf file, or a Hugging Face directory."),
+    typer.Option(
+        "--model", "-m", help="A known model (mini-k3, smollm2), a .gguf file, or a Hugging Face directory."
+    ),
 ]
 Draft = Annotated[
     str | None,

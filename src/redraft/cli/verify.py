@@ -38,7 +38,11 @@ from redraft.verify import (
 def verify(
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A model as for generate; with --server, its name there."),
+        typer.Option(
+            "--model",
+            "-m",
+            help=f"A model as for generate (default: {opt.DEFAULT_MODEL}); with --server, its name there.",
+        ),
     ] = None,
     draft: opt.Draft = None,
     depth: opt.Depth = opt.ENGINE.depth,
@@ -87,11 +91,9 @@ def verify(
         outcome = _verify_server(console, settings)
     elif baseline is not None or off is not None:
         raise ConfigError("--baseline and --off are about a server: name it with --server")
-    elif model is None:
-        raise ConfigError("nothing to verify: name a model with --model, or a server with --server")
     else:
         policies = _policies(policy)
-        loaded = load_models(model, draft, Console(stderr=True), threads)
+        loaded = load_models(model or opt.DEFAULT_MODEL, draft, Console(stderr=True), threads)
         outcome = _verify_model(console, loaded, policies, depth=depth, slots=slots, complete=effort)
     if json_out is not None:
         write_json(json_out, outcome.as_mapping())

@@ -61,7 +61,15 @@ class Conversation:
 
     def _messages(self, turn: Turn) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self._task.system}] if self._task.system else []
-        return [*system, {"role": "user", "content": turn.content}]
+        return [*system, *self._said(turn)]
+
+    def _said(self, turn: Turn) -> list[dict[str, str]]:
+        """A turn's messages; where the template has no tools, the user hands their output over."""
+        chat = self._encoder().chat
+        roles = {"tool": turn.tool, "user": turn.content}
+        if turn.tool and (chat is None or not chat.has_tools):
+            roles = {"user": "\n\n".join(text for text in (turn.tool, turn.content) if text)}
+        return [{"role": role, "content": text} for role, text in roles.items() if text]
 
     def _opening(self, turn: Turn) -> str:
         chat = self._encoder().chat
@@ -73,12 +81,12 @@ class Conversation:
         """What stands between the agent's answer and its next one."""
         chat = self._encoder().chat
         if chat is None:
-            return f"\n{turn.content}\n"
+            return "\n" + "".join(f"{message['content']}\n" for message in self._said(turn))
         opening = self._messages(self._task.turns[0])
         answered = [
             *opening,
             {"role": "assistant", "content": _ANSWER},
-            {"role": "user", "content": turn.content},
+            *self._said(turn),
         ]
         _, found, rest = chat.render(answered).partition(_ANSWER)
         if not found:

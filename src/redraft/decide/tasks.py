@@ -12,7 +12,7 @@ from typing import Any
 from redraft.errors import TaskFileError
 
 _TASK_KEYS = {"id", "kind", "system", "turns"}
-_TURN_KEYS = {"content", "random_tokens", "max_tokens", "latency_s"}
+_TURN_KEYS = {"content", "tool", "random_tokens", "max_tokens", "latency_s"}
 _MAX_OUTPUT = 100_000
 
 
@@ -20,13 +20,15 @@ _MAX_OUTPUT = 100_000
 class Turn:
     """What the agent is given next, `latency_s` after its last answer, and how long its answer may be.
 
-    `content` is text; a turn of `random_tokens` is that many arbitrary tokens instead.
+    `tool` is what a tool printed, `content` what the user says after it; either may be empty. A turn of
+    `random_tokens` is that many arbitrary tokens instead.
     """
 
     content: str
     random_tokens: int
     max_tokens: int
     latency_s: float
+    tool: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def _turn(record: Any, where: str) -> Turn:
     if not isinstance(record, dict):
         raise TaskFileError(f"{where}: a turn is a JSON object")
     _known(record, _TURN_KEYS, where)
-    if ("content" in record) == ("random_tokens" in record):
-        raise TaskFileError(f"{where}: needs either 'content' or 'random_tokens'")
+    if bool({"content", "tool"} & set(record)) == ("random_tokens" in record):
+        raise TaskFileError(f"{where}: needs either text ('content', 'tool' or both) or 'random_tokens'")
     return Turn(
         content=_text(record, "content", where) if "content" in record else "",
         random_tokens=int(_number(record, "random_tokens", where, 1, _MAX_OUTPUT))
@@ -103,6 +105,7 @@ def _turn(record: Any, where: str) -> Turn:
         else 0,
         max_tokens=int(_number(record, "max_tokens", where, 1, _MAX_OUTPUT)),
         latency_s=_number(record, "latency_s", where, 0, 86_400, default=0.0),
+        tool=_text(record, "tool", where) if "tool" in record else "",
     )
 
 

