@@ -64,6 +64,7 @@ def window_bits(runner: Runner, tokens: list[int]) -> float:
         piece = tokens[start : start + CHUNK]
         logits = runner.forward([Window(0, piece, num_logits=len(piece), advance=True)])[0].astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
+        runner.commit([0], [len(piece)])
         following = tokens[start + 1 : start + 1 + CHUNK]
         rows = np.arange(len(following))
         bits += float(np.sum(np.log(np.exp(logits[rows]).sum(-1)) - logits[rows, following]) / np.log(2))
