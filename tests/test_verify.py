@@ -209,7 +209,7 @@ def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     process.stdout.readline()  # what will be checked: the first check begins
-    time.sleep(2)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
