@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def nmse(values: np.ndarray, truth: np.ndarray) -> float:
     """mean((a − b)²) / mean(b²)."""
     truth = truth.astype(np.float64)
     return float(np.mean((values - truth) ** 2) / np.mean(truth**2))
+
+
+def heed_interrupts() -> None:
+    """For a new process: a shell's background jobs ignore SIGINT, and so would what the tests start there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(params=RECURRENT_FAMILIES)

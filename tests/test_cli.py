@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FIXTURES
+from conftest import FIXTURES, heed_interrupts
 from redraft import __version__
 
 MODEL = str(FIXTURES / "kimi_k3.gguf")
@@ -192,7 +192,7 @@ def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "redraft", "decide", "-m", MODEL, "--tasks", str(tmp_path / "tasks.jsonl"),
          "--json", str(tmp_path / "out.json")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     while "more slots" not in process.stdout.readline():  # the plan is printed: the measurement begins

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import planted_faults as faults
-from conftest import FAMILIES, FIXTURES, POLICIES, REFERENCE, TABLE, model
+from conftest import FAMILIES, FIXTURES, POLICIES, REFERENCE, TABLE, heed_interrupts, model
 from redraft.cli import main
 from redraft.errors import ConfigError
 from redraft.ops import Ops
@@ -205,7 +205,11 @@ def test_a_failed_check_is_exit_code_1(
 def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     process = subprocess.Popen(
-        command("--full", "--json", str(target)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command("--full", "--json", str(target)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
     assert process.stdout is not None
     process.stdout.readline()  # what will be checked: the first check begins
