@@ -85,8 +85,8 @@ void forward_head(const Shape& s, long unit, const float* q, const float* k, con
 
 // Everything transposed (row j is value channel j), so that sums over value channels run down the rows.
 template <int D>
-void backward_head(const Shape& s, long unit, const float* q, const float* k, const float* v, const float* g,
-                   const float* beta, const float* u, const float* starts, const float* d_o, float* dq, float* dk,
+void backward_head(const Shape& s, long unit, const float* q, const float* k, const float* g, const float* beta,
+                   const float* u, const float* starts, const float* d_o, float* dq, float* dk,
                    float* dv, float* dg, float* dbeta) {
   const long b = unit / s.heads, h = unit % s.heads;
   const Strides at{(b * s.time * s.heads + h) * D, s.heads * D};
@@ -162,11 +162,11 @@ void forward(const Shape& s, const float* q, const float* k, const float* v, con
 }
 
 template <int D>
-void backward(const Shape& s, const float* q, const float* k, const float* v, const float* g, const float* beta,
-              const float* u, const float* starts, const float* d_o, float* dq, float* dk, float* dv, float* dg,
+void backward(const Shape& s, const float* q, const float* k, const float* g, const float* beta, const float* u,
+              const float* starts, const float* d_o, float* dq, float* dk, float* dv, float* dg,
               float* dbeta) {
   over_heads(s, [&](long unit) {
-    backward_head<D>(s, unit, q, k, v, g, beta, u, starts, d_o, dq, dk, dv, dg, dbeta);
+    backward_head<D>(s, unit, q, k, g, beta, u, starts, d_o, dq, dk, dv, dg, dbeta);
   });
 }
 
@@ -311,11 +311,11 @@ int delta_forward(long batch, long time, long heads, long width, long threads, c
 }
 
 int delta_backward(long batch, long time, long heads, long width, long threads, const float* q, const float* k,
-                   const float* v, const float* g, const float* beta, const float* u, const float* starts,
+                   const float* g, const float* beta, const float* u, const float* starts,
                    const float* d_o, float* dq, float* dk, float* dv, float* dg, float* dbeta) {
   const Shape s{batch, time, heads, threads};
-  if (width == 64) return backward<64>(s, q, k, v, g, beta, u, starts, d_o, dq, dk, dv, dg, dbeta), 0;
-  if (width == 32) return backward<32>(s, q, k, v, g, beta, u, starts, d_o, dq, dk, dv, dg, dbeta), 0;
+  if (width == 64) return backward<64>(s, q, k, g, beta, u, starts, d_o, dq, dk, dv, dg, dbeta), 0;
+  if (width == 32) return backward<32>(s, q, k, g, beta, u, starts, d_o, dq, dk, dv, dg, dbeta), 0;
   return 1;
 }
 

@@ -79,7 +79,7 @@ def _delta_rule_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, u: Tensor, starts: Tensor, d_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     grads = tuple(torch.empty_like(x) for x in (q, k, v, g, beta))
-    _call("delta_backward", q.shape, q, k, v, g, beta, u, starts, d_o, *grads)
+    _call("delta_backward", q.shape, q, k, g, beta, u, starts, d_o, *grads)
     return grads
 
 

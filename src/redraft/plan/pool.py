@@ -62,7 +62,7 @@ def _as_loaded(term: Term) -> Term:
     if not term.exact or term.name.endswith(" F32"):
         return term
     return replace(
-        term, exact=False, basis="their size in the file; the reference ops expand them to float32"
+        term, exact=False, basis="about their size in the file; the reference ops expand them to float32"
     )
 
 
