@@ -15,6 +15,7 @@ import typer
 from gguf import GGUFWriter
 from typer.testing import CliRunner, Result
 
+from redraft.cli import app as cli
 from redraft.cli.plan import plan
 from redraft.errors import RedraftError
 
@@ -70,7 +71,7 @@ def test_the_table_names_formulas_accuracy_and_the_trade() -> None:
         "rollback planes", "12407.06", "RS_MiB 14179.50", "n_rs_seq × (R + S + P)", "estimate",
         "gives the logged 304.00 MiB",
         "12.1 GiB on llama.cpp: 27 more slots without it", "0.6 GiB here: 1 slot",
-        "llama-server -m kimi-k3 -c 1024 -np 4", "redraft decide --model kimi-k3",
+        "llama-server -m kimi-k3 -c 1024 -np 4", "redraft serve --model kimi-k3 --slots 4",
         "vllm serve kimi-k3", "sglang.launch_server", "R rollback",
     ):  # fmt: skip
         assert part in " ".join(result.stdout.split()), part
@@ -94,6 +95,15 @@ def test_solving_names_the_margin_and_launches_what_fits() -> None:
     assert "llama-server -m qwen3.6-27b -c 65536 -np 2" in text
     wider = " ".join(run(*arguments, "--budget", "24GiB", "--margin", "0").stdout.split())
     assert "usable 24.0 GiB after a safety margin of 0 %" in wider
+
+
+def test_our_own_launch_line_is_one_that_serve_takes() -> None:
+    lines = re.findall(r"redraft serve [^\n]*", run("mini-k3", "--depth", "3", columns=400).stdout)
+    assert lines
+    words = shlex.split(lines[0])[2:]
+    known = {o for p in typer.main.get_command(cli).commands["serve"].params for o in p.opts}  # type: ignore[attr-defined]
+    assert {word for word in words if word.startswith("--")} <= known
+    assert words[words.index("--depth") + 1] == "3"
 
 
 def test_depths_can_be_compared() -> None:

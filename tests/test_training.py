@@ -241,6 +241,41 @@ def test_functions_know_themselves(library: Path) -> None:
     assert found["test_area"].source.startswith("def test_area(self):\n    value")
 
 
+def test_functions_by_themselves_begin_with_code(library: Path) -> None:
+    from corpus import documents, functions
+    from prepare import bare
+
+    found = {f.name: f for d in documents(library) for f in functions(d)}
+    area = found["area"]
+    assert area.source.count('"""') == 2
+    assert area.bare == area.source.replace('    """Return the area. Always."""\n', "")
+    assert area.source.split("\n")[area.head].strip() == '"""Return the area. Always."""'
+    assert found["test_area"].bare == found["test_area"].source
+    assert set(bare(list(found.values()))) == {function.bare for function in found.values()}
+    import ast
+
+    some = [f for d in documents()[::10] for f in functions(d) if f.bare]
+    docs = [ast.get_docstring(ast.parse(f.bare).body[0]) for f in some]  # type: ignore[arg-type]
+    assert len(docs) > 1000
+    assert docs.count(None) == len(docs)
+
+
+def test_windows_have_their_shares(torch: ModuleType, tmp_path: Path) -> None:
+    from train import BATCH, SEQUENCE, SHARES, Windows
+
+    for number, name in enumerate(SHARES["draft"]):
+        np.save(tmp_path / f"{name}.npy", np.full(2 * SEQUENCE, number, np.uint16))
+    for shares in SHARES.values():
+        windows = Windows(tmp_path, shares, seed=0)
+        rows = torch.cat([windows.take()[0][:, 0] for _ in range(200)]).tolist()
+        for number, name in enumerate(SHARES["draft"]):
+            # five standard deviations of so many draws
+            assert abs(rows.count(number) / (200 * BATCH) - shares.get(name, 0)) < 0.065
+    (tmp_path / "samples.npy").unlink()
+    with pytest.raises(SystemExit, match=r"samples.npy does not exist: training/sample.py writes it"):
+        Windows(tmp_path, SHARES["draft"], seed=0)
+
+
 def test_conversations_are_right(library: Path) -> None:
     """Every request's answer, where it can be told from the request."""
     from corpus import documents, functions

@@ -45,6 +45,8 @@ class Function:
 
     name: str
     source: str
+    bare: str  # the source without its docstring; empty where nothing else is in it
+    head: int  # lines before the docstring or the first statement
     doc: str  # the docstring's first sentence, or empty
     arguments: tuple[str, ...]  # without self and cls
     raises: tuple[str, ...]
@@ -87,13 +89,24 @@ def functions(document: Document) -> Iterator[Function]:
         if 3 <= source.count("\n") + 1 <= 40 and len(source) <= 1400 and source.startswith("def "):
             arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             doc = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            head = node.body[0].lineno - node.lineno
             yield Function(
                 node.name,
                 source,
+                _bare(source, node, head),
+                head,
                 re.split(r"(?<=[.!?]) ", doc)[0][:160],
                 tuple(a for a in arguments if a not in ("self", "cls")),
                 tuple(dict.fromkeys(_raised(node))),
             )
+
+
+def _bare(source: str, node: ast.FunctionDef, head: int) -> str:
+    if ast.get_docstring(node) is None:
+        return source
+    first, lines = node.body[0], source.split("\n")
+    assert first.end_lineno is not None
+    return "\n".join(lines[:head] + lines[first.end_lineno - node.lineno + 1 :]) if node.body[1:] else ""
 
 
 def _raised(node: ast.AST) -> Iterator[str]:

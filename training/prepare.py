@@ -2,8 +2,9 @@
 
     python training/prepare.py RUN_DIRECTORY [--library PATH]
 
-Writes tokenizer.json; text.npy and chats.npy to train on, held_out_text.npy and held_out_chats.npy to measure
-with (uint16 tokens, each document after <|endoftext|>); and prepare.json, which says what is in them.
+Writes tokenizer.json; text.npy, functions.npy and chats.npy to train on, and the same of the held-out files,
+held_out_*.npy, to measure with (uint16 tokens, each document after <|endoftext|>); and prepare.json, which
+says what is in them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from corpus import Document, Function, documents, functions
+from corpus import Function, documents, functions
 from transcripts import Messages, conversation
 
 VOCAB_SIZE = 4096
@@ -70,9 +71,14 @@ def conversations(found: list[Function], seed: int) -> list[str]:
     return made
 
 
-def plain(documents_: list[Document]) -> list[str]:
-    """Their texts; special tokens that a source spells out are broken up."""
-    return [document.text.replace("<|", "< |") for document in documents_]
+def bare(found: list[Function]) -> list[str]:
+    """Each function by itself, without its docstring: so that a signature is followed by code."""
+    return sorted({plain(function.bare) for function in found if function.bare})
+
+
+def plain(text: str) -> str:
+    """Special tokens that a source spells out are broken up."""
+    return text.replace("<|", "< |")
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], seed: int) -> np.ndarray:
@@ -96,9 +102,12 @@ def main() -> None:
     arguments.run.mkdir(parents=True, exist_ok=True)
     found = documents(arguments.library)
     parts = {"": [d for d in found if not d.held_out], "held_out_": [d for d in found if d.held_out]}
-    texts = {f"{part}text": plain(chosen) for part, chosen in parts.items()}
+    texts = {}
     for part, chosen in parts.items():
-        texts[f"{part}chats"] = conversations([f for d in chosen for f in functions(d)], seed=len(part))
+        inside = [f for d in chosen for f in functions(d)]
+        texts[f"{part}text"] = [plain(d.text) for d in chosen]
+        texts[f"{part}functions"] = bare(inside)
+        texts[f"{part}chats"] = conversations(inside, seed=len(part))
     tokenizer = train_tokenizer([*texts["text"], *texts["chats"][::4]])
     tokenizer.save(str(arguments.run / "tokenizer.json"))
     facts = {}

@@ -3,9 +3,9 @@
     python training/train.py target RUN_DIRECTORY [--tokens 40e6]
     python training/train.py draft RUN_DIRECTORY [--tokens 20e6] [--teacher]
 
-Needs prepare.py's files in RUN_DIRECTORY. Writes NAME.pt every few minutes and a line to NAME.csv every
-hundred steps. The rate stays constant, then falls to zero over the last part of --tokens; a later start may
-choose another number.
+Needs prepare.py's files in RUN_DIRECTORY, the draft sample.py's too. Writes NAME.pt every few minutes and a
+line to NAME.csv every hundred steps. The rate stays constant, then falls to zero over the last part of
+--tokens; a later start may choose another number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from model import SHAPES, MiniK3, Shape
 from optimizer import optimizers
 
 BATCH, SEQUENCE = 8, 512
-CHAT_SHARE = 0.4  # of the sequences
+SHARES = {  # of the sequences
+    "target": {"text": 0.4, "functions": 0.2, "chats": 0.4},
+    "draft": {
+        "text": 0.15,
+        "functions": 0.1,
+        "chats": 0.35,
+        "samples": 0.4,
+    },  # samples: the target's own writing
+}
 FALL = 0.45  # of all tokens: where the rate falls
 WARM_UP = 100  # steps
 SAVE_SECONDS = 180
@@ -34,24 +42,22 @@ DISTILL_SHARE = 0.8  # of a draft's loss when it has a teacher
 
 
 class Windows:
-    """Random windows of token arrays."""
+    """Random windows of token arrays, NAME.npy; `shares` gives each name's part of them."""
 
-    def __init__(self, run: Path, seed: int) -> None:
-        self._arrays = {name: np.load(run / f"{name}.npy", mmap_mode="r") for name in ("text", "chats")}
-        samples = run / "samples.npy"
-        if samples.is_file():  # the target's own writing
-            self._arrays["samples"] = np.load(samples, mmap_mode="r")
+    def __init__(self, run: Path, shares: dict[str, float], seed: int) -> None:
+        missing = [name for name in shares if not (run / f"{name}.npy").is_file()]
+        if missing:
+            maker = "sample.py" if missing == ["samples"] else "prepare.py"
+            raise SystemExit(f"{run / missing[0]}.npy does not exist: training/{maker} writes it")
+        self._arrays = [np.load(run / f"{name}.npy", mmap_mode="r") for name in shares]
+        self._shares = list(shares.values())
         self._random = np.random.default_rng(seed)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Inputs and next tokens, [BATCH, SEQUENCE] each."""
-        shares = [1 - CHAT_SHARE, CHAT_SHARE]
-        if "samples" in self._arrays:
-            shares = [share / 2 for share in shares] + [0.5]
-        names = self._random.choice(list(self._arrays), BATCH, p=shares)
         rows = []
-        for name in names:
-            array = self._arrays[name]
+        for i in self._random.choice(len(self._arrays), BATCH, p=self._shares):
+            array = self._arrays[i]
             start = int(self._random.integers(len(array) - SEQUENCE - 1))
             rows.append(array[start : start + SEQUENCE + 1].astype(np.int64))
         tokens = torch.from_numpy(np.stack(rows))
@@ -168,7 +174,7 @@ class Run:
 def train(name: str, directory: Path, total: int, teacher: MiniK3 | None) -> None:
     """Train until `total` tokens have been seen, counting earlier starts."""
     run = Run(name, directory)
-    windows = Windows(directory, seed=run.step)
+    windows = Windows(directory, SHARES[name], seed=run.step)
     held_out = np.load(directory / "held_out_text.npy", mmap_mode="r")
     loss = torch.compile(distillation_loss if teacher else loss_of)
     teach = (

@@ -158,22 +158,13 @@ def _misspell(source: random.Random, text: str) -> tuple[str, str]:
 
 
 def _document(scene: Scene) -> Made:
-    tree = _parse(scene.text)
-    body = tree.body[0]
-    assert isinstance(body, ast.FunctionDef)
-    _need(
-        scene.function.doc
-        and len(body.body) > 1
-        and ast.get_docstring(body)
-        and '"' not in scene.function.doc
-    )
-    first = body.body[0]
-    lines = scene.text.split("\n")
-    bare = lines[: first.lineno - 1] + lines[first.end_lineno :]
-    described = [*lines[: first.lineno - 1], f'    """{scene.function.doc}"""', *lines[first.end_lineno :]]
-    _need(_parse("\n".join(bare)))
-    request = f'Add the docstring "{scene.function.doc}" to this function.'
-    return _shown(request, "\n".join(bare), 0), "\n".join(described), "\n".join(described)
+    function = scene.function
+    _need(function.doc and '"' not in function.doc and function.bare)
+    _need(_parse(function.bare))
+    lines = function.bare.split("\n")
+    described = "\n".join([*lines[: function.head], f'    """{function.doc}"""', *lines[function.head :]])
+    request = f'Add the docstring "{function.doc}" to this function.'
+    return _shown(request, function.bare, 0), described, described
 
 
 def _rename(scene: Scene) -> Made:

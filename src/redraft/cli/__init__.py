@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from redraft import __version__, ops
-from redraft.cli import decide, fetch, generate, plan, verify
+from redraft.cli import decide, fetch, generate, plan, serve, verify
 from redraft.errors import RedraftError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("decide")(decide.decide)
+app.command("serve")(serve.serve)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("generate")(generate.generate)

@@ -19,6 +19,7 @@ def describe(generation: Generation) -> dict[str, Any]:
         "params": asdict(generation.request.params),
         "depth": generation.request.depth,
         "session": generation.request.session,
+        "top_logprobs": generation.request.top_logprobs,
         "counters": {name: getattr(generation, name) for name in _COUNTERS},
     }
 
@@ -37,6 +38,7 @@ def described_request(about: Mapping[str, Any], tokens: list[int], max_depth: in
         params=SamplingParams(**values),
         depth=None if depth is None else min(depth, max_depth),
         session=about["session"],
+        top_logprobs=about.get("top_logprobs"),  # earlier versions did not have it
     )
 
 

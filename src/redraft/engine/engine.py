@@ -19,7 +19,7 @@ from redraft.loading import TextStream, Tokenizer
 from redraft.models import Model
 from redraft.ops import Array, Ops
 from redraft.runner import Runner
-from redraft.speculate import Drafter, DraftQuery, NoDraft, accept, choose
+from redraft.speculate import Drafter, DraftQuery, NoDraft, accept, choose, token_logprob
 from redraft.state import Buffer, Window
 
 
@@ -85,6 +85,10 @@ class Engine:
             raise RequestError(
                 f"the prompt's {len(request.tokens)} tokens leave no room in the context of {limit}: "
                 "shorten it or raise the context"
+            )
+        if request.top_logprobs is not None and not 0 <= request.top_logprobs <= vocab:
+            raise RequestError(
+                f"top_logprobs {request.top_logprobs} is outside 0 to the vocabulary of {vocab}"
             )
         if request.depth is not None and not 0 <= request.depth <= self.config.depth:
             raise RequestError(f"depth {request.depth} is outside the engine's 0 to {self.config.depth}")
@@ -184,7 +188,7 @@ class Engine:
             self._restart(plan)
             raise
         tokens = [self._accept(*part) for part in zip(plan, drafts, logits, strict=True)]
-        events, num_consumed = self._append(plan, drafts, tokens)
+        events, num_consumed = self._append(plan, drafts, tokens, logits)
         self._commit([work.slot for work in plan], num_consumed)
         return self._emit(plan, events)
 
@@ -227,19 +231,25 @@ class Engine:
         )
 
     def _append(
-        self, plan: Sequence[Work], drafts: Sequence[Sequence[int]], tokens: Sequence[list[int] | None]
+        self,
+        plan: Sequence[Work],
+        drafts: Sequence[Sequence[int]],
+        tokens: Sequence[list[int] | None],
+        logits: Sequence[Array],
     ) -> tuple[list[Event], list[int]]:
         """Give tokens to their generations → news, and how many window tokens each has thereby consumed."""
         now = self._clock()
         events, num_consumed = [], []
-        for work, draft, emitted in zip(plan, drafts, tokens, strict=True):
-            generation = work.generation
+        for work, draft, emitted, rows in zip(plan, drafts, tokens, logits, strict=True):
+            generation, num_top = work.generation, work.generation.request.top_logprobs
             kept, shown = 0, ""
             if emitted is None:
                 generation.finish(FinishReason.ERROR, "the model's logits are not finite numbers")
-            for token in emitted or []:
+            for i, token in enumerate(emitted or []):
                 if generation.status is Status.FINISHED:
                     break
+                if num_top is not None:
+                    generation.logprobs.append(token_logprob(rows[i], token, num_top))
                 shown += generation.append(token, now, self.config.max_context)
                 kept += 1
             if not work.prompt:

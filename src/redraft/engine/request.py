@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from redraft.config import SamplingParams
+from redraft.speculate import TokenLogprob
 
 
 class Status(StrEnum):
@@ -34,13 +35,15 @@ class Request:
 
     `depth` limits the draft below the engine's own limit (None: no further limit). Requests of one `session`
     follow each other: the slot keeps its state between them, and a prompt that begins with what the slot
-    holds goes on from there.
+    holds goes on from there. `top_logprobs` asks for the log-probability of every token written, and of so
+    many of the likeliest at its place (None: for none).
     """
 
     tokens: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     depth: int | None = None
     session: str | None = None
+    top_logprobs: int | None = None
 
 
 class Decoder(Protocol):
@@ -107,6 +110,7 @@ class Generation:
         self.num_steps = 0  # windows verified
         self.num_drafted = 0
         self.num_accepted = 0
+        self.logprobs: list[TokenLogprob] = []  # of the tokens written since this engine took it
         self.submitted_s = now
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None

@@ -31,12 +31,12 @@ def launch_line(plan: Plan, model: str, draft: str | None = None) -> str:
 
 
 def _redraft(settings: PlanSettings, model: str, kind: str, draft: str) -> list[str]:
-    common = ["--model", model, "--ctx", str(settings.context), "--kv-type", settings.kv]
-    if not settings.depth:
-        return ["redraft", "generate", *common]
-    speculation = ["--depth", str(settings.depth), "--policy", settings.rollback]
-    speculation += ["--draft", draft if kind == "model" else "ngram"]
-    return ["redraft", "decide", *common, "--slots", str(settings.slots), *speculation]
+    words = ["redraft", "serve", "--model", model, "--slots", str(settings.slots)]
+    words += ["--ctx", str(settings.context), "--kv-type", settings.kv, "--prefix-mib", "0"]
+    if settings.depth:
+        words += ["--draft", draft if kind == "model" else "ngram"]
+        words += ["--depth", str(settings.depth), "--policy", settings.rollback]
+    return words
 
 
 def _llama(settings: PlanSettings, model: str, kind: str, draft: str) -> list[str]:

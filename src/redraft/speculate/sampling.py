@@ -13,6 +13,7 @@ allows, and acceptance is equality of tokens. What is emitted never depends on t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,23 @@ def choose(logits: Array, params: SamplingParams, context: Sequence[int], num_pr
     if params.temperature == 0:
         return int(np.argmax(scores))
     return ops.noisy_argmax(_filtered(scores / params.temperature, params), params.seed, len(context))
+
+
+class TokenLogprob(NamedTuple):
+    """A token's log-probability in nats, and the likeliest tokens at its place with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def token_logprob(logits: Array, token: int, num_top: int) -> TokenLogprob:
+    """By the model's own distribution, before biases, penalties, temperature and filters; logits [vocab]."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    likeliest = np.argsort(-scores, kind="stable")[:num_top].tolist()
+    return TokenLogprob(token, float(scores[token]), tuple((i, float(scores[i])) for i in likeliest))
 
 
 def _penalised(scores: Array, params: SamplingParams, context: Sequence[int], num_prompt: int) -> Array:

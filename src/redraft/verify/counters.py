@@ -1,4 +1,4 @@
-"""Speculation counters from a Prometheus page, by the names of llama.cpp, vLLM and SGLang."""
+"""Speculation counters from a Prometheus page, by our own names and those of llama.cpp, vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LINE = re.compile(
     r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[\d.]+(?:[eE][-+]?\d+)?|NaN)\s*$", re.MULTILINE
 )
 _POSITION = re.compile(r'position="(\d+)"')
-PREFIXES = ("llamacpp:", "vllm:")  # of the counters spec_decode_num_…_total
+PREFIXES = ("redraft:", "llamacpp:", "vllm:")  # of the counters spec_decode_num_…_total
 
 
 @dataclass(frozen=True)
