@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import random
 from pathlib import Path
@@ -243,7 +244,7 @@ def test_functions_know_themselves(library: Path) -> None:
 
 def test_functions_by_themselves_begin_with_code(library: Path) -> None:
     from corpus import documents, functions
-    from prepare import bare
+    from prepare import bare, without_comments
 
     found = {f.name: f for d in documents(library) for f in functions(d)}
     area = found["area"]
@@ -252,7 +253,7 @@ def test_functions_by_themselves_begin_with_code(library: Path) -> None:
     assert area.source.split("\n")[area.head].strip() == '"""Return the area. Always."""'
     assert found["test_area"].bare == found["test_area"].source
     assert set(bare(list(found.values()))) == {function.bare for function in found.values()}
-    import ast
+    assert without_comments("def f():\n    # a\n    return '#'  # b") == "def f():\n    return '#'  # b"
 
     some = [f for d in documents()[::10] for f in functions(d) if f.bare]
     docs = [ast.get_docstring(ast.parse(f.bare).body[0]) for f in some]  # type: ignore[arg-type]

@@ -72,8 +72,13 @@ def conversations(found: list[Function], seed: int) -> list[str]:
 
 
 def bare(found: list[Function]) -> list[str]:
-    """Each function by itself, without its docstring: so that a signature is followed by code."""
-    return sorted({plain(function.bare) for function in found if function.bare})
+    """Each function by itself, without docstring and comments: so that a signature is followed by code."""
+    return sorted({plain(without_comments(function.bare)) for function in found if function.bare})
+
+
+def without_comments(source: str) -> str:
+    """Without the lines that are comments."""
+    return "\n".join(line for line in source.split("\n") if not line.lstrip().startswith("#"))
 
 
 def plain(text: str) -> str:

@@ -71,11 +71,15 @@ class _Arrivals:
         return lambda piece: self._queue.put_nowait((index, piece))
 
     async def until_ended(self, num_answers: int) -> AsyncIterator[tuple[int, Piece]]:
-        """Until so many answers have ended. Raises `FailedError` if one broke off."""
+        """Until so many answers have ended. Raises `FailedError` if one broke off, `ServerError` at the
+        server's end.
+        """
         while num_answers:
             index, piece = await self._queue.get()
-            if piece.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            if piece.finish_reason is FinishReason.ERROR:
                 raise FailedError(piece.error)
+            if piece.finish_reason is FinishReason.CANCELLED:
+                raise ServerError(piece.error)
             num_answers -= piece.finish_reason is not None
             yield index, piece
 
@@ -202,7 +206,7 @@ class _Server:
                 if piece.text or piece.logprobs or piece.finish_reason:
                     await send(form.chunk(index, piece, offsets[index], streams[index].generation))
                     offsets[index] += sum(len(form.token_text(entry.token)) for entry in piece.logprobs)
-        except FailedError as error:  # too late for a status
+        except (FailedError, ServerError) as error:  # too late for a status
             await send(error_body(str(error), "server_error"))
         else:
             if call.include_usage:
