@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,9 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from conftest import FIXTURES, heed_interrupts
 from redraft import __version__
+from redraft.cli.report import summary_table
+from redraft.decide import Summary
 
 MODEL = str(FIXTURES / "kimi_k3.gguf")
 TASKS = "\n".join(
@@ -47,7 +51,9 @@ def test_version() -> None:
     assert redraft("--version").stdout == f"redraft {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["decide"], ["verify"], ["fetch"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["decide"], ["serve"], ["plan"], ["verify"], ["fetch"]]
+)
 def test_help(command: list[str]) -> None:
     done = redraft(*command, "--help")
     assert done.returncode == 0
@@ -128,6 +134,15 @@ def test_generate_reads_stdin() -> None:
         (["verify", "--server", "http://127.0.0.1:9", "--off", "no"], "--off takes a JSON object"),
         (["verify", "--server", "nowhere"], "'nowhere' is no URL of a server"),
         (["verify", "-m", MODEL, "--json", "/no/such/folder/x"], "cannot write"),
+        (["serve", "--port", "70000"], "port must be 0 to 65535, not 70000"),
+        (["serve", "--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid, port 8080"),
+        (["serve", "--port", "0", "--max-requests", "0"], "max requests must be 1 or more, not 0"),
+        (
+            ["serve", "--port", "0", "--prefix-mib", "-1"],
+            "prefix bytes must be 0 (off) or more, not -1048576",
+        ),
+        (["serve", "--port", "0", "--api-key", ""], "the API key is empty"),
+        (["serve", "-m", MODEL, "--port", "0", "--ctx", "9999"], "context 9999 exceeds the model's 512"),
         (["fetch", "mini-k3"], "model 'mini-k3' comes with redraft: there is nothing to fetch"),
         (["fetch", "nothing"], "model 'nothing' is unknown; these can be fetched: smollm2"),
     ],
@@ -174,6 +189,24 @@ def test_decide_from_start_to_verdict(tmp_path: Path) -> None:
     assert report["extra_bytes"] > 0
     assert report["verdict"]["decision"] in done.stdout
     assert {p.name for p in tmp_path.iterdir()} == {"tasks.jsonl", "out.json"}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(width: int) -> None:
+    summary = Summary(
+        arm="no speculation", concurrency=4, num_slots=4, depth=0, num_tasks=26, num_completed=26,
+        failures={}, tasks_per_hour=16447.0, wall_s=9.0,
+        task_s_median=0.65, task_s_p90=2.07, ttft_s_median=0.01,
+        tpot_s_median=0.0016, num_tokens=999, num_drafted=2976, num_accepted=2369, tokens_per_step=4.19,
+        accepted_by_kind={}, peak_bytes={}, resident_bytes=0,
+    )  # fmt: skip
+    console = Console(width=width, file=io.StringIO())
+    console.print(summary_table([summary], width))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "\u2026" not in text
+    assert ("TTFT s" in text) == (width == 120)
+    assert "2369 (80%)" in text
 
 
 def test_decide_prints_json_alone_on_stdout(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,38 +67,44 @@ def report(
         raise typer.Exit(1)
 
 
-def _print_summaries(console: Console, summaries: Sequence[Summary]) -> None:
+_COLUMNS: dict[str, Callable[[Summary], str]] = {
+    "arm": lambda s: s.arm,
+    "conc.": lambda s: str(s.concurrency),
+    "done": lambda s: f"{s.num_completed}/{s.num_tasks}",
+    "tasks/h": lambda s: f"{s.tasks_per_hour:.0f}",
+    "task s": lambda s: _number(s.task_s_median, 2),
+    "p90": lambda s: _number(s.task_s_p90, 2),
+    "TTFT s": lambda s: _number(s.ttft_s_median, 2),
+    "TPOT ms": lambda s: _number(None if s.tpot_s_median is None else 1000 * s.tpot_s_median, 1),
+    "drafted": lambda s: str(s.num_drafted),
+    "accepted": lambda s: (
+        f"{s.num_accepted}" + (f" ({s.num_accepted / s.num_drafted:.0%})" if s.num_drafted else "")
+    ),
+    "tok/step": lambda s: _number(s.tokens_per_step, 2),
+}
+_LEFT_OUT_FIRST = ("p90", "TTFT s", "drafted")  # where a terminal is narrow
+
+
+def summary_table(summaries: Sequence[Summary], width: int) -> Table:
+    """A row for each run; in a narrow terminal fewer columns, each whole."""
+    table = _table(summaries, list(_COLUMNS))
+    wide = Console(width=1000)
+    if wide.measure(table).maximum <= width:
+        return table
+    return _table(summaries, [head for head in _COLUMNS if head not in _LEFT_OUT_FIRST])
+
+
+def _table(summaries: Sequence[Summary], heads: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = (
-        "arm",
-        "conc.",
-        "done",
-        "tasks/h",
-        "task s",
-        "p90",
-        "TTFT s",
-        "TPOT ms",
-        "drafted",
-        "accepted",
-        "tok/step",
-    )
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
-    for s in summaries:
-        table.add_row(
-            s.arm,
-            str(s.concurrency),
-            f"{s.num_completed}/{s.num_tasks}",
-            f"{s.tasks_per_hour:.0f}",
-            _number(s.task_s_median, 2),
-            _number(s.task_s_p90, 2),
-            _number(s.ttft_s_median, 2),
-            _number(None if s.tpot_s_median is None else 1000 * s.tpot_s_median, 1),
-            str(s.num_drafted),
-            f"{s.num_accepted}" + (f" ({s.num_accepted / s.num_drafted:.0%})" if s.num_drafted else ""),
-            _number(s.tokens_per_step, 2),
-        )
-    console.print(table)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+    for summary in summaries:
+        table.add_row(*(_COLUMNS[head](summary) for head in heads))
+    return table
+
+
+def _print_summaries(console: Console, summaries: Sequence[Summary]) -> None:
+    console.print(summary_table(summaries, console.width))
     for s in summaries:
         for cause, count in s.failures.items():
             console.print(f"  {s.arm}, concurrency {s.concurrency}: {count} × {cause}", style="yellow")

@@ -63,6 +63,8 @@ def serve(
     """
     if max_requests < 1:
         raise ConfigError(f"max requests must be 1 or more, not {max_requests}")
+    if api_key == "":
+        raise ConfigError("the API key is empty: give one, or leave --api-key out")
     console = Console(stderr=True, highlight=False)
     listener = _listen(host, port)
     try:
