@@ -361,32 +361,32 @@ def test_too_many_requests_are_refused_and_the_others_served() -> None:
     served(test, max_requests=1)
 
 
-@pytest.mark.parametrize("num_failures", [1, 2])
-def test_a_failing_step(monkeypatch: pytest.MonkeyPatch, num_failures: int) -> None:
-    """Once: nobody notices. Twice: the requests at hand fail, the next is served."""
-    used = engine()
-    step, failures = used.step, []
+@pytest.mark.parametrize("part", ["_runner.forward", "_append", "_commit"])
+def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Wherever it fails, the request at hand ends with an error, and the next finds nothing of it."""
+    used = engine(slots=1)
+    *way, name = part.split(".")
+    owner = getattr(used, way[0]) if way else used
+    whole, calls = getattr(owner, name), []
 
-    def failing() -> Any:
-        if len(failures) < num_failures:
-            failures.append(1)
+    def failing(*arguments: Any, **settings: Any) -> Any:
+        calls.append(name)
+        result = whole(*arguments, **settings)
+        if len(calls) == 4:  # some tokens on
             raise MemoryError("planted")
-        return step()
+        return result
 
     async def test(client: TestClient) -> None:
-        response = await client.post("/v1/completions", json={"prompt": PLAIN})
-        body = await response.json()
-        if num_failures == 1:
-            assert response.status == 200
-        else:
-            assert response.status == 500
-            assert body["error"]["message"] == "the engine failed: planted"
-            page = await (await client.get("/metrics")).text()
-            assert 'redraft:requests_total{finish_reason="error"} 1' in page
+        response = await client.post("/v1/completions", json={"prompt": PLAIN, "ignore_eos": True})
+        assert response.status == 500
+        assert (await response.json())["error"]["message"] == "the engine failed: planted"
+        page = await (await client.get("/metrics")).text()
+        assert 'redraft:requests_total{finish_reason="error"} 1' in page
+        assert "redraft:num_requests_running 0" in page
         again = await post(client, "completions", prompt=PLAIN, temperature=0)
         assert again["choices"][0]["text"] == alone(TOKENIZER.encode(PLAIN), max_tokens=16)
 
-    monkeypatch.setattr(used, "step", failing)
+    monkeypatch.setattr(owner, name, failing)
     served(test, used)
 
 

@@ -16,7 +16,6 @@ from redraft.speculate import TokenLogprob
 
 T = TypeVar("T")
 _SHUTTING_DOWN = "the server is shutting down"
-_ATTEMPTS = 2  # steps in a row that may fail before the requests at hand are given up
 
 
 class Piece(NamedTuple):
@@ -48,7 +47,6 @@ class EngineWorker:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[int, Stream] = {}  # by number of the generation; the engine's thread alone
         self._totals = Totals()
-        self._failures = 0
         self._closed = False  # to commands
         self._stopping = False  # seen by the engine's thread
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -134,18 +132,14 @@ class EngineWorker:
     def _step(self) -> None:
         """One step, and its news to those who wait for it.
 
-        A failed step has lost nothing and is tried again; if that fails too, its requests are given up, so
-        that others can be served.
+        If it fails, the requests at hand are given up, because tokens may be lost and a wrong text is worse
+        than none. Later requests find slots that are reset.
         """
         try:
             events = self._engine.step()
         except Exception as error:
-            self._failures += 1
-            if self._failures == _ATTEMPTS:
-                self._failures = 0
-                self._give_up(FinishReason.ERROR, f"the engine failed: {error or type(error).__name__}")
+            self._give_up(FinishReason.ERROR, f"the engine failed: {error or type(error).__name__}")
             return
-        self._failures = 0
         news = []
         for event in events:
             generation = event.generation
