@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from redraft.engine import FinishReason, Generation
@@ -38,12 +39,13 @@ class Form:
         body = self._body(kind, choices)
         return {**body, "usage": usage(generations), "timings": timings(generations)}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The chunk that begins an answer, where there is one."""
-        if not self.chat:
-            return None
+    def openings(self, num_answers: int) -> list[dict[str, Any]]:
+        """The chunks that begin the answers of a chat; a completion has none."""
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        return [
+            self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            for index in range(num_answers if self.chat else 0)
+        ]
 
     def chunk(self, index: int, piece: Piece, offset: int, generation: Generation) -> dict[str, Any]:
         """One piece of a stream. `offset`: characters of the answer's listed tokens before it."""
@@ -102,7 +104,7 @@ class Form:
 
     def _plain_logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         texts = [self.token_text(entry.token) for entry in entries]
-        starts = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
+        *starts, _ = accumulate(map(len, texts), initial=offset)
         tops = []
         for entry in entries:
             top: dict[str, float] = {}

@@ -194,12 +194,11 @@ class _Server:
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
 
-        async def send(body: dict[str, Any] | None) -> None:
-            if body is not None:
-                await response.write(f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode())
+        async def send(body: dict[str, Any]) -> None:
+            await response.write(f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode())
 
-        for index in range(len(streams)):
-            await send(form.opening(index))
+        for opening in form.openings(len(streams)):
+            await send(opening)
         offsets = [0] * len(streams)
         try:
             async for index, piece in arrivals.until_ended(len(streams)):
